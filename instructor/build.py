@@ -36,6 +36,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -76,8 +77,8 @@ class Chapter:
         """Read a script as a notebook with cell ids that do not change from build to build."""
         notebook = copy.deepcopy(self.source_of(script))
         course = notebook.metadata.get("course", {})
-        notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO})
-        notebook.metadata["course"] = {**course, "source": f"source/{self.name}/{script}.py"}
+        about = {"course": {**course, "source": f"source/{self.name}/{script}.py"}}
+        notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO, **about})
         for index, cell in enumerate(notebook.cells):
             cell.id = f"{script}-{index:03d}"
             cell.metadata.pop("slideshow", None)  # marks for `make slides`, which reads them from the source
@@ -115,12 +116,13 @@ def lesson_of(chapter: Chapter) -> nbformat.NotebookNode:
 
 def lab_of(chapter: Chapter) -> nbformat.NotebookNode:
     """Return the lab as a student gets it: nbgrader has blanked the solutions, and there are no outputs."""
+    from nbconvert.exporters.exporter import ResourcesDict
     from nbgrader.preprocessors import ClearOutput, ClearSolutions, LockCells
 
     notebook = chapter.read("lab")
     clear = ClearSolutions(code_stub={"python": STUB})
     for preprocessor in (clear, LockCells(), ClearOutput()):
-        notebook, _ = preprocessor.preprocess(notebook, {})
+        notebook, _ = preprocessor.preprocess(notebook, ResourcesDict())
     exercises = [cell for cell in notebook.cells if "exercise" in cell.metadata.get("tags", [])]
     notebook.metadata["course"]["originals"] = {cell.id: cell.source for cell in exercises}
     return notebook
@@ -231,7 +233,7 @@ def _without_markers(source: str) -> str:
     return "\n".join(line for line in source.splitlines() if line.strip() not in (_BEGIN, _END))
 
 
-def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
+def products(chapter: Chapter) -> dict[Path, tuple[str, Any]]:
     """Return everything that is built from a chapter: (kind, unexecuted content) by path."""
     modules = modules_of(chapter)
     names = {chapter.name for chapter in chapters()}
@@ -400,7 +402,7 @@ def stale() -> list[str]:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.build", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m instructor.build", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("chapter", nargs="*", help="only these chapters, such as 02_manual_ddp")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if anything is out of date")
     parser.add_argument("--force", action="store_true", help="also rebuild what is up to date")

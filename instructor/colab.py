@@ -57,7 +57,7 @@ def write(folder: Path = FOLDER, fetched_from: str = "") -> list[Path]:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.colab", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m instructor.colab", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", type=Path, default=FOLDER, help="default: build/colab")
     folder = parser.parse_args().folder
     print(f"Wrote {len(write(folder))} notebooks to {folder}. They fetch the course from {address()}.")

@@ -103,7 +103,7 @@ def page(of: Iterable[Chapter]) -> str:
 
 
 def main() -> int:
-    return pages.main(PAGE, lambda: page(chapters()), "instructor.glossary", __doc__.splitlines()[0])
+    return pages.main(PAGE, lambda: page(chapters()), "instructor.glossary", (__doc__ or "").split("\n")[0])
 
 
 if __name__ == "__main__":

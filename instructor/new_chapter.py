@@ -186,7 +186,9 @@ def begin(plan: Plan) -> list[Path]:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.new_chapter", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m instructor.new_chapter", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("name", help="the chapter's number and name, such as 13_tensor_parallel")
     parser.add_argument("title", help="the title that readers see, such as 'Tensor parallelism'")
     parser.add_argument("--module", default="", help="the module that its lab builds; default: its name")

@@ -239,7 +239,7 @@ def write(number: int, folder: Path = FOLDER) -> Path:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.release", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m instructor.release", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("chapter", help="the chapter's number, such as 04")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="default: build/release")
     options = parser.parse_args()

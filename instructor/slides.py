@@ -141,7 +141,7 @@ def write(chapter: Chapter, folder: Path = FOLDER) -> Path:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.slides", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m instructor.slides", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("chapter", nargs="?", default="", help="such as 04; default: all chapters that have slides")
     wanted = parser.parse_args().chapter
     found = [chapter for chapter in chapters() if chapter.name.startswith(wanted) and any(marks(chapter))]

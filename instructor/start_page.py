@@ -198,7 +198,10 @@ def _row(chapter: Chapter, exists: Callable[[str], bool]) -> Row:
 
 def main() -> int:
     return pages.main(
-        PAGE, lambda: page(chapters(), exists=lambda path: True), "instructor.start_page", __doc__.splitlines()[0]
+        PAGE,
+        lambda: page(chapters(), exists=lambda path: True),
+        "instructor.start_page",
+        (__doc__ or "").split("\n")[0],
     )
 
 

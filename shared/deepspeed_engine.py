@@ -58,7 +58,7 @@ def config(
     if stage not in (1, 2, 3):
         raise ValueError(f"stage must be 1, 2 or 3, got {stage}")
     elements = max(1, int(bucket_cap_mb * _MIB / 4))
-    zero = {"stage": stage, "reduce_bucket_size": elements, "allgather_bucket_size": elements}
+    zero: dict[str, object] = {"stage": stage, "reduce_bucket_size": elements, "allgather_bucket_size": elements}
     if stage == 3:
         zero |= {"stage3_prefetch_bucket_size": prefetch_elements, "stage3_max_reuse_distance": 0}
         zero |= {"stage3_param_persistence_threshold": 0}

@@ -17,6 +17,7 @@ Sources:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ZERO_STAGES = (0, 1, 2, 3)  # 0 is plain data parallelism
@@ -76,7 +77,7 @@ def memory_saving(ranks: int, stage: int, bytes_per_parameter: BytesPerParameter
 
 
 def zero3_parameter_peak_bytes(
-    unit_parameters: list[float], ranks: int, bytes_each: int = 2, prefetch: int = 0
+    unit_parameters: Sequence[float], ranks: int, bytes_each: int = 2, prefetch: int = 0
 ) -> float:
     """Bytes of parameters at ZeRO-3's peak: the rank's shards and the unsharded units.
 

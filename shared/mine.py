@@ -63,7 +63,8 @@ class Definition:
     @property
     def new_names(self) -> frozenset[str]:
         """The names without that of a class which it only continues."""
-        return self.names - {self.statement.name} if continues_a_class(self.statement) else self.names
+        statement = self.statement
+        return self.names - {statement.name} if continues_a_class(statement) else self.names
 
     @property
     def is_import(self) -> bool:
@@ -197,6 +198,7 @@ def _load(path: Path) -> ModuleType:
     name = f"mine.{path.stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None  # None stands for a file that is no Python
         sys.modules[name] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(sys.modules[name])

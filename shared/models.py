@@ -199,7 +199,7 @@ class RotaryGPT(TinyGPT):
 class ExpertBlock(nn.Module):
     """A block of a TinyGPT in which another layer, such as a mixture of experts, takes the place of the MLP."""
 
-    def __init__(self, block: Block, experts: nn.Module):
+    def __init__(self, block, experts: nn.Module):
         super().__init__()
         self.norm_1, self.attention, self.norm_2 = block.norm_1, block.attention, block.norm_2
         self.experts = experts

@@ -217,18 +217,25 @@ def simulate(
                 if needs is not None and needs not in ended:
                     break
                 free = spans[stage][-1].ended if spans[stage] else 0.0
-                began = max(free, ended.get(needs, 0.0))
+                began = free if needs is None else max(free, ended[needs])
                 spans[stage].append(Span(action, began, began + cost(stage, action)))
                 ended[action.kind, action.micro_batch, action.chunk * stages + stage] = spans[stage][-1].ended
                 progresses = True
     waiting = {s: a[len(spans[s])] for s, a in enumerate(schedule) if len(spans[s]) < len(a)}
+
+    def awaited(stage: int) -> tuple[str, int, int]:
+        """Return what a waiting stage needs. One that needs nothing does not wait."""
+        needs = needed(stage, waiting[stage])
+        assert needs is not None
+        return needs
+
     if waiting:
         stage, seen = next(iter(waiting)), set()
         while stage in waiting and stage not in seen:  # until it reaches a circle of stages that wait for each other
             seen.add(stage)
-            blamed, stage = stage, needed(stage, waiting[stage])[2] % stages
+            blamed, stage = stage, awaited(stage)[2] % stages
         stage = stage if stage in waiting else blamed
-        kind, micro_batch, position = needed(stage, waiting[stage])
+        kind, micro_batch, position = awaited(stage)
         partner = position % stages
         instead = waiting.get(partner)
         does = f"stage {partner} is itself waiting to run {instead}" if instead else f"stage {partner} never runs that"

@@ -12,6 +12,7 @@ own copy, running the cell again fixes it.)
 import io
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import ipywidgets
 from IPython.display import display
@@ -93,7 +94,8 @@ def memory_planner(
         "checkpointing": list(planner.CHECKPOINTING),
         "attention": list(planner.ATTENTION),
     }
-    given = dict(zip(offered, (model, ranks, precision, micro_batch, checkpointing, attention), strict=True))
+    values = (model, ranks, precision, micro_batch, checkpointing, attention)
+    given: dict[str, Any] = dict(zip(offered, values, strict=True))
     _check_offered(offered, given)
     if reader.present():
         display(chooser(planned, offered, given))
@@ -180,7 +182,7 @@ def layout_chooser(
         "schedule": ["1f1b", "interleaved"],
     }
     values = (model, gpus, tp, pp, zero_stage, micro_batch, checkpointing, schedule)
-    given = dict(zip(offered, values, strict=True))
+    given: dict[str, Any] = dict(zip(offered, values, strict=True))
     _check_offered(offered, given)
     found = cache(lambda model, gpus: search(Job(SHAPES[model], sequences), a100_hosts(gpus // 8)))
 

@@ -351,7 +351,7 @@ def main() -> None:
 
 def parse_arguments() -> tuple[Settings, str | None]:
     """Parse the command line. Returns the settings and the path for the JSON summary."""
-    parser = argparse.ArgumentParser(prog="python -m solutions.train", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m solutions.train", description=(__doc__ or "").split("\n")[0])
     for setting in fields(Settings):
         flag, choices = "--" + setting.name.replace("_", "-"), ", ".join(CHOICES.get(setting.name, ()))
         is_switch = setting.type is bool

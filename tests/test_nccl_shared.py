@@ -165,6 +165,13 @@ def test_the_version_of_a_library_is_asked_in_a_child(library, tmp_path):
     assert nccl.version_of(str(tmp_path / "no_library.so")) == nccl.UNKNOWN
 
 
+def test_the_version_of_torchs_own_nccl_is_numbers_only(monkeypatch):
+    monkeypatch.setattr(nccl, "to_preload", lambda: "")
+    monkeypatch.setattr(nccl, "version_in_use", lambda: nccl.UNKNOWN)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7, "rc1"))
+    assert nccl.version_for_ranks() == (2, 30, 7)
+
+
 @pytest.mark.parametrize(("number", "version"), [(23007, (2, 30, 7)), (22907, (2, 29, 7)), (2804, (2, 8, 4))])
 def test_versions_are_read_from_a_number(number, version):
     assert nccl.decoded(number) == version

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from shared import memory, plots
+from shared.plots import attention, costs
 from shared.plots import buckets as bucket_plots
-from shared.plots import costs
 from shared.plots import zero as zero_plots
 from shared.timeline import Span, Timeline
 
@@ -125,3 +125,9 @@ def test_over_backward_scales_lines_of_any_length_to_the_same_width():
 def test_over_backward_rejects_a_line_without_moments(held_bytes):
     with pytest.raises(ValueError, match="nothing to draw"):
         zero_plots.over_backward(held_bytes, {})
+
+
+def test_a_transfer_that_is_never_hidden_has_a_line_but_no_mark():
+    times = attention.StepTimes([64.0, 128.0], [0.001, 0.002], {"slow": [1.0, 2.0]})
+    (axes,) = attention.step_times(times, {}).axes
+    assert [line.get_label() for line in axes.lines] == ["attention: grows with n²", "slow"] and not axes.texts

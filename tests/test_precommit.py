@@ -65,7 +65,7 @@ def test_the_course_passes_and_mistakes_fail(repository):
     done = hooks(repository)
     failed = {line.split("..")[0] for line in done.stdout.splitlines() if line.endswith("Failed")}
     assert failed == {
-        "lint", "layout of code", "spelling of prose", "one newline at the end", "no space at line ends"
+        "lint", "layout of code", "spelling of prose", "types", "one newline at the end", "no space at line ends"
     }, done.stdout  # fmt: skip
     listed = subprocess.run(["git", "ls-files"], cwd=repository, capture_output=True, text=True, check=True).stdout
     named = set(re.findall(r"[\w./-]+", done.stdout)) & set(listed.split())

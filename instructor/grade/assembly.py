@@ -181,7 +181,7 @@ def _without(nodes: list[ast.stmt], cell: dict) -> dict:
     """Return a cell in which `pass` replaces each of these statements. The other lines keep their numbers."""
     lines = [line.encode() for line in cell["source"].split("\n")]  # Columns are counted in bytes.
     for node in reversed(nodes):
-        first, last = node.lineno - 1, node.end_lineno - 1
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         rest = lines[last][node.end_col_offset :]
         lines[first : last + 1] = [lines[first][: node.col_offset] + b"pass" + rest, *[b""] * (last - first)]
     return cell | {"source": b"\n".join(lines).decode()}

@@ -105,9 +105,9 @@ def grade_all(
                         if kept:
                             outputs.add(kept, submission)
                         continue
-                    same = kept and kept.notebook in ("", records.digest_of(submission, ""))
-                    one = functools.partial(_grade_one_exercise, grader, kept, request.exercise)
-                    grades = one if request.exercise and same else grader
+                    grades = grader
+                    if request.exercise and kept and kept.notebook in ("", records.digest_of(submission, "")):
+                        grades = functools.partial(_grade_one_exercise, grader, kept, request.exercise)
                     waiting[workers.submit(grades, submission, judged_with, request.limits)] = submission
                 _collect(waiting, outputs)
         for sentence in decisions.unused(students, exercises):

@@ -89,7 +89,7 @@ def uses_in(chapter: Chapter, ours: dict[str, str]) -> dict[str, set[str]]:
     cells = [(cell.metadata.get("nbgrader", {}).get("grade_id"), cell.source) for cell in _module_cells(chapter)]
     sources = [(name, ours.get(name) or without_first_magics(source)) for name, source in cells]
     code = [(name, static_checks.lends(source), static_checks.used_by(source)) for name, source in sources]
-    return {name: _used_from(name, code) - {name, None} for name in ours}
+    return {name: {used for used in _used_from(name, code) if used and used != name} for name in ours}
 
 
 def _used_from(name: str, code: list[tuple[str | None, set[str], set[str]]]) -> set[str | None]:

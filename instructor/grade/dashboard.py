@@ -145,7 +145,7 @@ def exercises_figure(records: list[Record]) -> Figure:
         text.set_visible(False)
     axes.invert_yaxis()
     axes.set(xlabel="students", xlim=(0, max(left) or 1))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return finish(figure)
 

@@ -11,7 +11,7 @@ in between.
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from instructor.grade.network_meter import Meter
 from shared import ranks
@@ -32,7 +32,7 @@ _HINT_ON_OTHER_WAYS = "Every value must be sent by the collectives that the exer
 class DrawnSizes(Sizes):
     """Sizes that are drawn when they are asked for."""
 
-    draws: random.Random | None = None
+    draws: random.Random = field(default_factory=random.Random)
     longest: int = 0  # steps
     added: range = SHORT  # the steps that are added to the first training
     repeats: int = 0  # how many times the first probe of a check without a training was called again
@@ -97,7 +97,7 @@ class GradingRunner(Runner):
         began_s = time.monotonic()
         results = self._measured(attempt, call)
         took_s = time.monotonic() - began_s
-        if times := attempt.sizes.times(took_s):
+        if times := _drawn(attempt).times(took_s):
             timeout_s = PROBE_TIMEOUT_S + 2 * times * took_s
             results = self._measured(attempt, lambda: call(times=times, timeout_s=timeout_s))
         return results
@@ -106,7 +106,7 @@ class GradingRunner(Runner):
         if self.meter:
             self.meter.begin()
         results, reports = call()
-        sizes = attempt.sizes
+        sizes = _drawn(attempt)
         steps = max(sizes.longest, sizes.fed_steps, sizes.repeats * max(1, sizes.fed_steps))
         if self.meter and (what := self.meter.contradicts(reports, steps)):
             raise Wrong(what, _HINT_ON_OTHER_WAYS)
@@ -114,7 +114,7 @@ class GradingRunner(Runner):
 
     def describe(self, run: Run, attempt: Attempt) -> str:
         """Say what was drawn."""
-        if attempt.wrong.evidence == NOT_WRITTEN:
+        if attempt.wrong and attempt.wrong.evidence == NOT_WRITTEN:
             return ""
         sizes = f": {attempt.sizes}" if str(attempt.sizes) else ""
         return f"\n(Drawn with seed {run.seed}{sizes}.)"
@@ -126,7 +126,7 @@ class GradingRunner(Runner):
         loses only the checks that it fails, and a machine that is slow for a moment costs nothing.
         """
         for check, attempt in run.attempts:
-            if attempt.sizes.longest and attempt.wrong and not attempt.wrong.hangs:
+            if _drawn(attempt).longest and attempt.wrong and not attempt.wrong.hangs:
                 size = attempt.world_size
                 ranks.current().regroup(list(range(size)))
                 as_usual = [self._attempt(run, check, size, NONE).wrong is None for _ in range(2)]
@@ -150,10 +150,16 @@ class GradingRunner(Runner):
     def _draw_long(self, run: Run, checks: list[Check]) -> list[tuple[Check, int]]:
         """Draw which checks run for longer, and on how many ranks: on more than one rank, if possible."""
         draw = random.Random(f"{run.seed} long")
-        trained = [(check, attempt.world_size) for check, attempt in run.attempts if attempt.sizes.longest]
+        trained = [(check, attempt.world_size) for check, attempt in run.attempts if _drawn(attempt).longest]
         if trained:
             return [draw.choice([each for each in trained if each[1] > 1] or trained)]
         sizes = {check.name: [a.world_size for each, a in run.attempts if each is check] for check in checks}
         passed = [each for each in checks if sizes[each.name] and each.name not in run.found and not each.once]
         several = [passed[0], draw.choice(passed)] if passed else []
         return [(check, draw.choice([s for s in sizes[check.name] if s > 1] or sizes[check.name])) for check in several]
+
+
+def _drawn(attempt: Attempt) -> DrawnSizes:
+    """Return the sizes of an attempt, which `GradingRunner.sizes` has drawn."""
+    assert isinstance(attempt.sizes, DrawnSizes)
+    return attempt.sizes

@@ -189,7 +189,8 @@ def _our_rows(lab: str, grades: Path) -> dict[str, dict]:
 def _about_maximum(table: Table, places: Places, written: list[dict], name: str) -> list[str]:
     """Return what is wrong with the platform's maximum, if anything. Points are written as they are, not scaled."""
     at, without_number = places.points, [row for row in table.rows if not row[places.key].strip()]
-    texts = [row[places.maximum] for row in table.rows] if places.is_moodles and places.maximum >= 0 else []
+    maximum = -1 if places.maximum is None else places.maximum
+    texts = [row[maximum] for row in table.rows] if maximum >= 0 else []
     texts = texts or [row[at] for row in without_number]
     numbers = [_as_number(text) for text in texts if NUMBER.fullmatch(text.strip())]
     if not written or not numbers:
@@ -225,7 +226,9 @@ def lab_named(text: str) -> str:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.grade.export", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m instructor.grade.export", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("lab", type=lab_named, help="such as 02 or 02_manual_ddp")
     parser.add_argument("table", type=Path, help="the CSV file that Canvas or Moodle offers for download")
     parser.add_argument("--grades", type=Path, default=FOLDER, help="default: build/grades")

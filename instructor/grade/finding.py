@@ -33,9 +33,11 @@ class Note:
 
 def note_of(submission: Submission) -> Note:
     """Return the note beside a notebook. It is empty if there is none."""
+    if submission.path is None:
+        return Note()
     try:
         return Note(**json.loads((submission.path.parent / ARRIVAL).read_text(encoding="utf-8")))
-    except (AttributeError, OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError):
         return Note()
 
 

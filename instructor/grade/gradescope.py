@@ -105,7 +105,9 @@ def run(handed_in: Path, results: Path, chapter: Chapter) -> None:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.grade.gradescope", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m instructor.grade.gradescope", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("chapter", help="the chapter's number, such as 02")
     parser.add_argument("--run", nargs=2, type=Path, metavar=("SUBMISSION", "RESULTS"), help="what run_autograder does")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="default: build/gradescope")
@@ -116,7 +118,8 @@ def main() -> int:
     if options.run:
         os.umask(0o022)
         try:
-            run(*options.run, chapter)
+            handed_in, results = options.run
+            run(handed_in, results, chapter)
         except (grading.NotGraded, sandbox.NoSandbox) as error:  # Without results, Gradescope reports a failure.
             print(f"Not graded, so run the autograder again. The code that was handed in is not the cause: {error}")
             return 1

@@ -63,8 +63,9 @@ def enter(name: int | str, settings: dict) -> None:
     if users:
         os.fchown(1, users[0], users[0])  # its log, which other ranks could read otherwise
         os.fchmod(1, 0o600)
-        _take_room(name, settings)
-        _become(users[1 + name])
+        rank = int(name)
+        _take_room(rank, settings)
+        _become(users[1 + rank])
         _end_earlier_processes()
     close_side_ways()
 

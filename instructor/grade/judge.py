@@ -288,7 +288,7 @@ class Judge:
         if not self.rejected and not refused and not connected:
             return ""
         ranks.current().restart()
-        if connected:
+        if self.meter and connected:
             self.meter.found_others = False
             return "void: the code made connections between ranks that belong to no process group"
         if refused:

@@ -72,28 +72,28 @@ class Sorted:
         for lab, best in chosen.items():
             arrival = next((arrival for arrival, notebook in of_labs[lab] if notebook is best.notebook), None)
             path = self.folder / student / lab / f"{lab}.ipynb"
-            if arrival is None:
+            if arrival is None or best.notebook is None or best.kind is None:
                 continue
             if best.kind <= Kind.UNTOUCHED and (worked or path.exists()):
                 self.remarks.append(f"{arrival} was left out, because it is {choice.LABELS[best.kind]}")
             else:
-                self._write(arrival, best, path)
+                self._write(arrival, best.notebook, best.sentence, path)
         if of_labs and not any(each.notebook for each in chosen.values()):
             names = ", ".join(f"{other.name} ({why})" for each in chosen.values() for other, why in each.others)
             self.remarks.append(f"{student} handed in no lab, but {names}")
 
-    def _write(self, arrival: Arrival, best: choice.Choice, path: Path) -> None:
+    def _write(self, arrival: Arrival, notebook: Notebook, sentence: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         stamp = path.parent / TIMESTAMP
-        if not path.exists() or path.read_bytes() != best.notebook.data:
-            path.write_bytes(best.notebook.data)
+        if not path.exists() or path.read_bytes() != notebook.data:
+            path.write_bytes(notebook.data)
             stamp.unlink(missing_ok=True)  # It was an earlier notebook's.
         if arrival.when:
             stamp.write_text(arrival.when, encoding="utf-8")
-        Note(arrival.platform, arrival.returns, arrival.late, best.sentence).write(path.parent)
+        Note(arrival.platform, arrival.returns, arrival.late, sentence).write(path.parent)
         self.written[path] = arrival
-        if best.sentence:
-            self.remarks.append(f"{arrival.student}: {best.sentence.rstrip('.')}")
+        if sentence:
+            self.remarks.append(f"{arrival.student}: {sentence.rstrip('.')}")
 
 
 def unpack(archive: Path, folder: Path, lab: Chapter | None = None) -> tuple[list[Path], list[str]]:
@@ -171,7 +171,9 @@ def _lab_of(file: str, data: bytes, lab: Chapter | None) -> Chapter | None:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.grade.lms_zips", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m instructor.grade.lms_zips", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("zip", type=Path, nargs="+", help="what Canvas, Moodle or Gradescope offers for download")
     parser.add_argument("--into", type=Path, default=FOLDER, help="default: submissions")
     parser.add_argument("--chapter", type=int, help="such as 04; default: what each file's name says")

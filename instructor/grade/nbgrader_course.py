@@ -39,7 +39,7 @@ def write(folder: Path) -> list[Path]:
 def main() -> int:
     show_anything()
     parser = argparse.ArgumentParser(
-        prog="python -m instructor.grade.nbgrader_course", description=__doc__.splitlines()[0]
+        prog="python -m instructor.grade.nbgrader_course", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("folder", type=Path, help="where to write the course folder")
     written = write(parser.parse_args().folder)

@@ -74,7 +74,7 @@ class Carried:
 
     def is_ours(self, ends: tuple[int, int], ports: set[int]) -> bool:
         """Return whether a connection has one of these ports at an end, unless a rank has opened that port."""
-        at_ports = [each for each in (ends, ends[::-1]) if each[0] in ports]
+        at_ports = [each for each in (ends, _from_there(ends)) if each[0] in ports]
         owners = {self.by_end[each].user for each in at_ports if each in self.by_end}
         return bool(at_ports) and owners <= {None, 0, os.getuid()}
 
@@ -83,8 +83,13 @@ class Carried:
 
         If ranks do not have users of their own, this is unknown, and the result is False.
         """
-        one, other = self.by_end[ends], self.by_end.get(ends[::-1])
+        one, other = self.by_end[ends], self.by_end.get(_from_there(ends))
         return other is not None and one.user == other.user and one.user not in (None, os.getuid())
+
+
+def _from_there(ends: tuple[int, int]) -> tuple[int, int]:
+    """Return the ends of a connection as its other end sees them."""
+    return ends[1], ends[0]
 
 
 class Meter:
@@ -107,8 +112,8 @@ class Meter:
         """Begin a measurement where the last one ended, unless the ranks have formed a new process group since then."""
         if self._ended is None:
             _settle()
-        generation, carried = self._ended or (None, None)
-        self._began = carried if generation == self._ranks().generation else read()
+        is_continued = self._ended and self._ended[0] == self._ranks().generation
+        self._began = self._ended[1] if self._ended and is_continued else read()
         self._ended = None
 
     def note_control(self) -> None:
@@ -172,7 +177,9 @@ class Meter:
         # A rank may connect to itself, as IPython does. Both ends of a connection to the store's own port belong to the
         # judge, because ranks are given another port.
         between = {
-            ends for ends, user in users.items() if users.get(ends[::-1]) != user and not now.is_ours(ends, control)
+            ends
+            for ends, user in users.items()
+            if users.get(_from_there(ends)) != user and not now.is_ours(ends, control)
         }
         before = self._began.ended | self._began.by_end.keys()
         found = [ends for ends in between | (now.ended - before) if known.isdisjoint(ends)]

@@ -168,6 +168,8 @@ def undated(records: Iterable[Record], most_names: int | None = None) -> str:
 
 def _handed_in(submission: Submission, deadline: datetime) -> datetime | None:
     """Return when a notebook was handed in, as nbgrader and `instructor.grade.lms_zips` note it beside the notebook."""
+    if submission.path is None:
+        return None
     try:
         stamp = submission.path.parent / TIMESTAMP
         text = stamp.read_text(encoding="utf-8-sig", errors="replace")[:100].strip()

@@ -5,8 +5,9 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from instructor.build import ROOT
 from instructor.grade.submissions import MOST_BYTES, Submission
@@ -189,10 +190,10 @@ def load(folder: Path, student: str, lab: str) -> Record | None:
         return None
 
 
-def verdicts_from(saved: list[dict]) -> list[Verdict]:
+def verdicts_from(saved: list[dict[str, Any]]) -> list[Verdict]:
     """Return verdicts that were read from JSON.
 
     Raises:
         TypeError, KeyError: if an entry is not a verdict.
     """
-    return [Verdict(**(verdict | {"world_sizes": tuple(verdict["world_sizes"])})) for verdict in saved]
+    return [replace(Verdict(**verdict), world_sizes=tuple(verdict["world_sizes"])) for verdict in saved]

@@ -38,7 +38,9 @@ def packed(lab: str, submissions: Path, grades: Path) -> tuple[dict[str, bytes],
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.grade.returns", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m instructor.grade.returns", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("lab", type=lab_named, help="such as 02 or 02_manual_ddp")
     parser.add_argument("--submissions", type=Path, default=lms_zips.FOLDER, help="default: submissions")
     parser.add_argument("--grades", type=Path, default=FOLDER, help="default: build/grades")

@@ -30,15 +30,15 @@ def install() -> list[str]:
     rejected: list[str] = []
 
     class DataOnly(pickle._Unpickler):  # The version in C has no load_build to override.
-        dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+        dispatch: ClassVar[dict] = dict(pickle._Unpickler.dispatch)
 
         def load_build(self):
             """Reject a state for a class or a function. It could replace a class's methods, such as __eq__."""
-            owner = self.stack[-2]
+            owner = self.stack[-2]  # pyright: ignore[reportAttributeAccessIssue] (not in the stub of pickle)
             if isinstance(owner, type) or callable(owner):
                 rejected.append(f"setattr({getattr(owner, '__name__', type(owner).__name__)})")
                 raise Rejected(rejected[-1])
-            super().load_build()
+            super().load_build()  # pyright: ignore[reportAttributeAccessIssue] (not in the stub of pickle)
 
         dispatch[pickle.BUILD[0]] = load_build
 
@@ -80,7 +80,8 @@ class Simple(pickle.Unpickler):
         found = _allowed(module, name, super().find_class)
         if isinstance(found, torch.dtype):
             return found
-        is_record = dataclasses.is_dataclass(found) and not any("__call__" in vars(base) for base in found.__mro__)
+        bases = found.__mro__ if isinstance(found, type) and dataclasses.is_dataclass(found) else ()
+        is_record = bases and not any("__call__" in vars(base) for base in bases)
         if is_record or module == parcel.__name__:
             return _maker_of(found)
         raise NotSimple

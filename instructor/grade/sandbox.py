@@ -232,16 +232,17 @@ def _follow(watched: "Watched", pipe) -> Ended:
     partial_line, printed = b"", b""
     deadline = time.monotonic() + limits.seconds_each
     with selectors.DefaultSelector() as selector:
+        assert process.stdout is not None  # It is a pipe.
         for stream in (pipe, process.stdout):
             os.set_blocking(stream.fileno(), False)
-            selector.register(stream, selectors.EVENT_READ)
+            selector.register(stream, selectors.EVENT_READ, stream)
         looked = time.monotonic()
         while selector.get_map() and not ended.why:
             for key, _ in selector.select(WATCH_EVERY_S):
-                chunk = key.fileobj.read(1 << 16)
+                chunk = key.data.read(1 << 16)
                 if not chunk:
                     selector.unregister(key.fileobj)
-                elif key.fileobj is process.stdout:
+                elif key.data is process.stdout:
                     printed = (printed + chunk)[-KEPT_BYTES:]
                 else:
                     *lines, partial_line = (partial_line + chunk).split(b"\n")

@@ -168,19 +168,19 @@ def _forbidden_uses(source: str, withheld: tuple[str, ...], allowed: tuple[str, 
     for name, line in [*_module_names(source), *uses]:
         found += [(line, module) for module in refused_modules if f"{name}.".startswith(f"{module}.")]
     for node in ast.walk(tree):
-        found += [(node.lineno, name) for name in _names_in(node) if name in ready_made]
+        found += [(line, name) for name, line in _names_in(node) if name in ready_made]
     first = {name: line for line, name in sorted(found, reverse=True)}
     return sorted((line, name) for name, line in first.items())
 
 
-def _names_in(node: ast.AST) -> list[str]:
-    """Return the names of the attribute, variable or import that a node of the syntax tree stands for, if any."""
+def _names_in(node: ast.AST) -> list[tuple[str, int]]:
+    """Return the name and the line of the attribute, variable or import that a node stands for, if any."""
     if isinstance(node, ast.Attribute):
-        return [node.attr]
+        return [(node.attr, node.lineno)]
     if isinstance(node, ast.Name):
-        return [node.id]
+        return [(node.id, node.lineno)]
     if isinstance(node, ast.alias):
-        return [node.name.split(".")[-1]]
+        return [(node.name.split(".")[-1], node.lineno)]
     return []
 
 
@@ -202,7 +202,8 @@ def notices(source: str, given: str = "") -> list[str]:
     modules = {alias.asname or alias.name.split(".")[0] for alias in imported} | {"dist"}
     for node in ast.walk(tree):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-        if name in (*UNUSUAL_NAMES, *library) or (isinstance(node, ast.Name) and name in REACHING):
+        unusual = (*UNUSUAL_NAMES, *library, *(REACHING if isinstance(node, ast.Name) else ()))
+        if isinstance(node, ast.Attribute | ast.Name) and name in unusual:
             found.append((node.lineno, f"uses {name}"))
         if isinstance(node, ast.Attribute) and name in (*UNUSUAL, "__dict__") and _root(node) in modules | {"torch"}:
             found.append((node.lineno, f"uses {_dotted(node)}"))  # torch.os is os, too

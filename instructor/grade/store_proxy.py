@@ -220,11 +220,14 @@ class Gate:
 
     def _note_written(self, key: str) -> None:
         rule = rule_for(key)
+        match = rule and rule.keys.fullmatch(key)
+        if not rule or not match:
+            raise Refused(f"set of {key!r}")
         if key in self.written and rule.words:
             return
         if key in self.written and not rule.again:
             raise Refused(f"another set of {key!r}")
-        kind = rule, rule.keys.fullmatch(key).groupdict().get("of")
+        kind = rule, match.groupdict().get("of")
         self.counts[kind] += 1
         if self.counts[kind] > rule.most_keys:
             raise Refused(f"set of {key!r}, after {rule.most_keys} such keys")

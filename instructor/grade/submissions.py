@@ -52,7 +52,7 @@ def opened(submission: Submission) -> int:
     if submission.path is None:
         shown = ", ".join(submission.instead[:MOST_NAMES]) + (", …" if len(submission.instead) > MOST_NAMES else "")
         raise Unreadable(f"there is no notebook for {submission.lab}" + (f", only {shown}" if shown else ""))
-    if not _is_own_file(submission):
+    if not _is_own_file(submission.path, submission.student):
         raise Unreadable("the notebook is a link or not a regular file; hand in the notebook itself")
     try:
         file = os.open(submission.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -65,12 +65,12 @@ def opened(submission: Submission) -> int:
     return file
 
 
-def _is_own_file(submission: Submission) -> bool:
+def _is_own_file(path: Path, student: str) -> bool:
     """Return False for a link, which may lead to another student's work, and for a pipe, which may never end."""
-    student = next(parent for parent in submission.path.parents if parent.name == submission.student)
-    folders = [submission.path, *submission.path.parents]
-    inside = folders[: folders.index(student)]
-    return submission.path.is_file() and not any(path.is_symlink() for path in inside)
+    folder = next(parent for parent in path.parents if parent.name == student)
+    folders = [path, *path.parents]
+    inside = folders[: folders.index(folder)]
+    return path.is_file() and not any(each.is_symlink() for each in inside)
 
 
 def pieces_of(cells: list[dict], chapter: Chapter, ours: dict[str, str] | None = None) -> list[dict]:
@@ -96,12 +96,14 @@ def pieces_of(cells: list[dict], chapter: Chapter, ours: dict[str, str] | None =
     pieces = []
     for cell in lab.cells:
         if {"export", "exercise", "given"} & set(cell.metadata.get("tags", [])):
-            name = cell.metadata.get("nbgrader", {}).get("grade_id")
-            by_student = name is not None and name not in ours
+            name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+            by_student = name != "" and name not in ours
             source = theirs.get(name, "") if by_student else ours.get(name, without_first_magics(cell.source))
             code = source.strip()
             line = 1 + source[: source.find(code)].count("\n")
-            pieces.append({"cell": name, "grade_id": name if by_student else None, "source": code, "line": line})
+            pieces.append(
+                {"cell": name or None, "grade_id": name if by_student else None, "source": code, "line": line}
+            )
     return [piece for piece in pieces if piece["source"]]
 
 

@@ -61,7 +61,7 @@ def _empty(folder: Path) -> None:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m instructor.site", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m instructor.site", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", type=Path, default=FOLDER, help="default: build/site")
     parser.add_argument("--repository", help="the course's public address; default: the one in pyproject.toml")
     options = parser.parse_args()

@@ -71,8 +71,9 @@ class Page:
             else:
                 _prepare(cell, before)
         self._add_links(notebook)
-        notebook.metadata = nbformat.from_dict({"kernelspec": notebook.metadata["kernelspec"]} | self._options())
-        notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "cell"}
+        language = {"language_info": {"name": "python", "pygments_lexer": "cell"}}
+        kernel = {"kernelspec": notebook.metadata["kernelspec"]}
+        notebook.metadata = nbformat.from_dict(kernel | self._options() | language)
         return notebook
 
     def _options(self) -> dict:

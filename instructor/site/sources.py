@@ -42,7 +42,8 @@ def write(folder: Path, repository: Repository) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(committed_text(path), encoding="utf-8")
     for name in figures.OFFERED:
-        figures.offered(name).write(folder / "files")
+        if widget := figures.offered(name):
+            widget.write(folder / "files")
     (folder / "files" / ".nojekyll").touch()  # Without it, GitHub leaves out folders such as _static.
     if repository.is_known:
         colab.write(folder / "files" / "colab", repository.address)

@@ -115,7 +115,8 @@ def _with_our_pieces(path: str, earlier: dict[str, str]) -> Iterator[str]:
     for each in own:
         print(f"– {each.name} is a piece of an earlier lab, so ours is used")
         ours = f"from {candidate.SOLUTIONS}.{earlier[each.name]} import {each.name}"
-        lines[each.lineno - 1 : each.end_lineno] = [ours, *[""] * (each.end_lineno - each.lineno)]
+        last = each.end_lineno or each.lineno
+        lines[each.lineno - 1 : last] = [ours, *[""] * (last - each.lineno)]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, Path(path).name)
         copy.write_text("\n".join(lines), encoding="utf-8")
@@ -124,7 +125,7 @@ def _with_our_pieces(path: str, earlier: dict[str, str]) -> Iterator[str]:
 
 def main() -> int:
     show_anything()
-    parser = argparse.ArgumentParser(prog="python -m shared.checks", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m shared.checks", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("name", help="the module's name in solutions/, such as manual_ddp")
     parser.add_argument("file", help="a Python file that defines your class or function")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")

@@ -19,7 +19,10 @@ def digits(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
     Shape: returns images [1797, 64] and labels [1797].
     """
     # This reads the file as scikit-learn's load_digits does, but without the second that importing scikit-learn takes.
-    folder = Path(find_spec("sklearn").origin).parent
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("scikit-learn, which has the digits, is not installed")
+    folder = Path(spec.origin).parent
     table = np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     return torch.tensor(table[:, :-1] / 16.0, dtype=dtype), torch.tensor(table[:, -1].astype(int))
 

@@ -44,7 +44,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> list[list[Actio
             micro_batch = group * stages + index
             turns[Action("F", micro_batch, chunk)] = _forward_turn(number, warm_up)
             turns[Action("B", micro_batch, chunks - 1 - chunk)] = _backward_turn(number, warm_up)
-        schedule.append(sorted(turns, key=turns.get))
+        schedule.append(sorted(turns, key=turns.__getitem__))
     return schedule
 
 
@@ -57,7 +57,7 @@ def zero_bubble(stages: int, micro_batches: int) -> list[list[Action]]:
             turns[Action("F", number)] = _forward_turn(number, warm_up)
             turns[Action("B", number)] = _backward_turn(number, warm_up)
             turns[Action("W", number)] = _backward_turn(number + stage, warm_up) + 0.5
-        schedule.append(sorted(turns, key=turns.get))
+        schedule.append(sorted(turns, key=turns.__getitem__))
     return schedule
 
 

@@ -35,6 +35,7 @@ import importlib
 import resource
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -96,7 +97,7 @@ class DryRun:
 # -- strategies
 
 
-def strategies(package: str = WRAPPERS) -> dict[str, object]:
+def strategies(package: str = WRAPPERS) -> dict[str, Any]:
     """Return the strategies that can run on `meta`, by name. These are the course's own.
 
     Those of torch and DeepSpeed read values, so their names select the course's counterparts instead. A pipeline on a
@@ -190,11 +191,13 @@ def experts_of(package: str):
 
 def join_fake_group(rank: int, world_size: int) -> None:
     """Form a process group whose operations return at once. torch's fake backend knows CPUs, but not `meta`."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    # torch 2.14 has no stub for it.
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # pyright: ignore[reportAttributeAccessIssue]
 
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    fake = dist.group.WORLD._get_backend(torch.device("cpu"))
-    dist.group.WORLD._register_backend(torch.device("meta"), dist.ProcessGroup.BackendType.CUSTOM, fake)
+    world = dist.distributed_c10d._get_default_group()
+    fake = world._get_backend(torch.device("cpu"))
+    world._register_backend(torch.device("meta"), dist.ProcessGroup.BackendType.CUSTOM, fake)
 
 
 def announce(pipeline, tokens: torch.Tensor, activation: torch.Tensor) -> None:
@@ -203,7 +206,7 @@ def announce(pipeline, tokens: torch.Tensor, activation: torch.Tensor) -> None:
     pipeline.announcements.assume(len(pipeline.chunks), activation)
 
 
-def take_step(model: nn.Module, optimizer, tokens: torch.Tensor) -> None:
+def take_step(model, optimizer, tokens: torch.Tensor) -> None:
     optimizer.zero_grad()
     if hasattr(model, "pipeline"):
         model.step(tokens, tokens)
@@ -342,7 +345,7 @@ def _gb(nbytes: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m shared.dryrun", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m shared.dryrun", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--strategy", default="zero3", metavar="NAME", help="name of the strategy in the registry (default: zero3)"
     )

@@ -142,7 +142,7 @@ class _First(nn.Module):
 
 
 class _Inner(nn.Module):
-    def __init__(self, layer: Layer, recompute: bool):
+    def __init__(self, layer: nn.Module, recompute: bool):
         super().__init__()
         self.layer, self.recompute = layer, recompute
 

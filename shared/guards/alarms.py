@@ -112,7 +112,8 @@ class Alarm:
         Alarm.gathers += 1
         mine = torch.tensor(numbers, device=device)
         received = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
-        (self.group or dist.group.WORLD)._get_backend(device).allgather([received], [mine]).wait()
+        backend = (self.group or dist.distributed_c10d._get_default_group())._get_backend(device)
+        backend.allgather([received], [mine]).wait()  # pyright: ignore[reportAttributeAccessIssue] (not in torch's stubs)
         return [pair.tolist() for pair in received]
 
     def agree(self, error: Exception | None) -> None:

@@ -66,11 +66,11 @@ def guard_torch() -> None:
     unscale = torch.amp.GradScaler.unscale_
 
     @functools.wraps(unscale)
-    def unscale_checked(scaler, optimizer):
+    def unscale_checked(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         _before_step(optimizer, call="unscale_()")
         return unscale(scaler, optimizer)
 
-    torch.amp.GradScaler.unscale_ = unscale_checked
+    torch.amp.GradScaler.unscale_ = unscale_checked  # pyright: ignore[reportAttributeAccessIssue] (a patch)
     # Two names of one function. clip_grad_norm_() calls the first, which shared.sharded may have replaced already.
     clip_grad._clip_grads_with_norm_ = _checked(clip_grad._clip_grads_with_norm_)
     nn.utils.clip_grads_with_norm_ = _checked(nn.utils.clip_grads_with_norm_)
@@ -108,7 +108,7 @@ def _first_sharded(parameters: Iterable[nn.Parameter]) -> nn.Parameter | None:
 
 def _checked(clip):
     @functools.wraps(clip)
-    def clip_checked(parameters, *args, **kwargs):
+    def clip_checked(parameters: nn.Parameter | Iterable[nn.Parameter], *args, **kwargs):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         _before_clipping(parameters)
         return clip(parameters, *args, **kwargs)

@@ -7,8 +7,9 @@ its `sync`.
 import contextlib
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,9 @@ class Exchange:
     asks_first = False  # whether ranks ask each other for problems first, instead of looking for NaN in a mean
     adds_up = False  # whether gradients are added up over the ranks, so that doing it twice would be wrong
 
+    def __init__(self, wrapper):
+        """Take from a wrapper what its exchange needs."""
+
     def attach(self, guard: Guard) -> None:
         """Prepare the guard and the wrapper, once it is built."""
 
@@ -46,8 +50,8 @@ class Exchange:
 class PerParameter(Exchange):
     """One all-reduce for each parameter, in finish_gradient_sync(), as in chapter 02."""
 
-    def __init__(self, wrapper: nn.Module):
-        self.guard = wrapper.guard
+    def __init__(self, wrapper):
+        self.guard: Guard = wrapper.guard
 
     def send_nan(self) -> None:
         snapshot = self.guard.snapshot
@@ -64,8 +68,8 @@ class PerParameter(Exchange):
 class PerBucket(Exchange):
     """One all-reduce for each of the wrapper's `buckets`, in finish_gradient_sync(), as in chapter 03."""
 
-    def __init__(self, wrapper: nn.Module):
-        self.buckets = wrapper.buckets
+    def __init__(self, wrapper):
+        self.buckets: Sequence = wrapper.buckets
 
     def check(self) -> None:
         for bucket in self.buckets:
@@ -86,12 +90,14 @@ class Overlapped(PerBucket):
     has_hooks = True
 
     def __init__(self, owner):
-        self.sync, self.guard = getattr(owner, "sync", owner), owner.guard
+        self.sync: Any = getattr(owner, "sync", owner)
+        self.guard: Guard = owner.guard
         self.buckets = self.sync.queue.buckets
 
     def attach(self, guard: Guard) -> None:
         guard.awaits_finish = hasattr(self.sync.synchronize, "__wrapped__")  # by @synchronizes
-        self.sync.guard, guard.exchange_of = guard, type(self)
+        self.sync.guard = guard
+        guard.exchange_of = type(self)
         guard.notes_versions = not self.is_sharded
 
     def check(self) -> None:
@@ -146,9 +152,9 @@ class Joint(Exchange):
         """Return None: the ranks have asked already."""
 
 
-def reject_sum(guard: weakref.ref[Guard], parameter: weakref.ref[nn.Parameter], _gradient: torch.Tensor) -> None:
+def reject_sum(to_guard: weakref.ref[Guard], to: weakref.ref[nn.Parameter], _gradient: torch.Tensor) -> None:
     """Raise a RuntimeError if backward() is about to add a gradient to one that is the sum over the ranks."""
-    (guard, parameter) = guard(), parameter()
+    guard, parameter = to_guard(), to()
     if guard is None or parameter is None or id(parameter) not in guard.summed:
         return
     guard.summed.discard(id(parameter))

@@ -4,6 +4,7 @@ import contextlib
 import operator
 import weakref
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -105,6 +106,8 @@ class Guard:
         clip_with: what to call instead of torch's gradient clipping, if no rank has whole gradients.
         has_hooks: whether the wrapper averages gradients by hooks, which call call_hook().
     """
+
+    exchange_of: Any  # the class of exchanges, which Overlapped.attach() sets
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, clip_with: str = "", has_hooks: bool = False):
         self.alarm, self.snapshot = Alarm(group), Snapshot()

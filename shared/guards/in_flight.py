@@ -31,13 +31,19 @@ _METHODS = """dim element_size get_device is_contiguous is_floating_point numel 
 NEEDS_NO_VALUES = {
     *(getattr(Tensor, name) for name in _METHODS.split()),
     *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split()),
-    *(getattr(Tensor, name).__set__ for name in ("_backward_hooks", "_post_accumulate_grad_hooks", "requires_grad")),
-    *(Tensor.grad.__set__, Tensor.grad.__delete__, torch.is_floating_point),
+    *(
+        getattr(Tensor, name).__set__
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks", "requires_grad", "grad")
+    ),
+    *(getattr(Tensor, name).__delete__ for name in ("grad",)),
+    torch.is_floating_point,
 }
 
 
 class InFlightParameter(nn.Parameter):
     """The class of a parameter while its all-gather is in flight."""
+
+    all_gather_in_flight: "AllGatherInFlight"
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -83,7 +89,7 @@ class AllGatherInFlight:
         self.work, self.parameters, self.failed = work, parameters, False
         self.lock = threading.RLock()  # A handle may be waited for once, but checkpointing reads in autograd's thread.
         for parameter in parameters:
-            parameter.all_gather_in_flight = self
+            parameter.all_gather_in_flight = self  # pyright: ignore[reportAttributeAccessIssue] (an attribute of its own)
             parameter.__class__ = InFlightParameter
 
     def wait(self) -> None:
@@ -109,7 +115,7 @@ class AllGatherInFlight:
             self.failed, self.work = False, None
             for parameter in self.parameters:
                 parameter.__class__ = nn.Parameter
-                del parameter.all_gather_in_flight
+                del parameter.all_gather_in_flight  # pyright: ignore[reportAttributeAccessIssue] (an attribute of its own)
 
     def _describe(self) -> str:
         return f"the updated values of {name_of(self.parameters[0])} and others"

@@ -9,6 +9,7 @@ parameters' step counts differ. From then on, the optimizer gets the shard in pi
 import math
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ class Pieces:
 
     def __init__(self, inner: torch.optim.Optimizer):
         self.inner = inner
-        self.pieces_of: dict[object, dict[int, nn.Parameter]] = {}  # by flat parameter, and by index of the parameter
+        self.pieces_of: dict[Any, dict[int, nn.Parameter]] = {}  # by flat parameter, and by index of the parameter
         self._begin()
 
     def _begin(self) -> None:
@@ -161,9 +162,9 @@ class Pieces:
         """
         self._cut(flat_parameter)
         layout = flat_parameter.layout
-        known = [None] * dist.get_world_size(layout.group)
-        dist.all_gather_object(known, self._described(flat_parameter), group=layout.group)
-        known = {index: entries for each in known for index, entries in each.items() if entries}
+        described: list[Any] = [None] * dist.get_world_size(layout.group)
+        dist.all_gather_object(described, self._described(flat_parameter), group=layout.group)
+        known = {index: entries for each in described for index, entries in each.items() if entries}
         dtypes = {name: value for entries in known.values() for name, value in entries.items() if _is_dtype(value)}
         full = gather(layout, {name: self._whole(flat_parameter, name, dtype) for name, dtype in dtypes.items()}, to)
         states = {}

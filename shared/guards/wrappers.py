@@ -5,6 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -28,7 +29,7 @@ def guarded(exchange_of: type[Exchange]) -> Callable[[type], type]:
         exchange_of: how the class exchanges gradients, one of shared.guards.exchanges.
     """
 
-    def decorate(wrapper_class: type) -> type:
+    def decorate(wrapper_class):
         build, finish = wrapper_class.__init__, vars(wrapper_class).get("finish_gradient_sync")
 
         @functools.wraps(build)
@@ -88,7 +89,7 @@ def reject_joint(module: nn.Module, group: dist.ProcessGroup | None) -> None:
                 )
 
 
-def synchronizes(average: Callable[[object], None]) -> Callable[[object], None]:
+def synchronizes(average: Callable[[Any], None]) -> Callable[[Any], None]:
     """Guard the method of a GradientSync that averages gradients: check them before, and listen to other ranks after.
 
     Autograd calls the method at the end of backward(), and finish() may call it.
@@ -137,7 +138,8 @@ def complete_interrupted_sync(sync) -> None:
 def _copy(wrapper: nn.Module, memo: dict) -> nn.Module:
     """Copy a wrapper. The copy communicates over the same group, because groups cannot be copied."""
     copied = memo[id(wrapper)] = type(wrapper).__new__(type(wrapper))
-    if wrapper.guard is not None and (group := wrapper.guard.alarm.group) is not None:
+    guard = getattr(wrapper, "guard", None)
+    if guard is not None and (group := guard.alarm.group) is not None:
         memo[id(group)] = group
     copied.__setstate__(copy.deepcopy(vars(wrapper), memo))
     return copied

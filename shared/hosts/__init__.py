@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -131,9 +132,9 @@ def _shaped(interface: str, rate_bits_per_s: float) -> str:
     return f"qdisc add dev {interface} root tbf {shape}"
 
 
-def _batch(program: str, lines: list[str], files: list[int] = ()) -> None:
+def _batch(program: str, lines: list[str], files: Sequence[int] = ()) -> None:
     result = subprocess.run(
-        [_path_of(program), "-batch", "-"],
+        [_path_of(program) or program, "-batch", "-"],
         input="\n".join(lines),
         capture_output=True,
         text=True,

@@ -124,7 +124,7 @@ class _DelayedWork(dist.Work):
         super().__init__()
         self._work: dist.Work | None = work  # None after completion, because it keeps the tensors alive
         self._due_s = due_s
-        self._source: int | None = None
+        self._source = -1
         self._future: torch.futures.Future | None = None
         self._timer: threading.Timer | None = None
         self._result = None  # after completion, the value of its future, held by weak references
@@ -136,6 +136,7 @@ class _DelayedWork(dist.Work):
     def _complete_later(self, original_future: torch.futures.Future) -> None:
         def complete() -> None:
             future = self._future
+            assert future is not None  # It becomes None below.
             try:
                 future.set_result(original_future.value())
             except RuntimeError as error:

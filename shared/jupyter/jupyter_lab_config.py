@@ -6,7 +6,7 @@ from pathlib import Path
 from shared import progress
 
 progress.write_bars()
-c = get_config()  # noqa: F821 (JupyterLab defines it)
+c = get_config()  # noqa: F821  # pyright: ignore[reportUndefinedVariable] (JupyterLab defines it)
 c.LabApp.custom_css = True
 c.ServerApp.tornado_settings = {"static_custom_path": [str(Path(__file__).with_name("custom"))]}
 FOLDERS = ["benchmarks", "build", "docker", "instructor", "shared", "source", "tests", "*.egg-info"]

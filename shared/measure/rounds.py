@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch.distributed as dist
 
@@ -110,7 +111,7 @@ class Measured(ShowsTable):
     ranks: int
     where: str = field(default_factory=where)
 
-    def __getitem__(self, name: str) -> Times:
+    def __getitem__(self, name) -> Times:
         return self.times[name]
 
     def ms(self) -> dict[str, float]:
@@ -153,7 +154,7 @@ def as_job(job: Job | Callable[[], object]) -> Job:
 
 
 def jobs(
-    to_time: Mapping[str, Job | Callable[[], object]],
+    to_time: Mapping[Any, Job | Callable[[], object]],
     *,
     rounds: int = ROUNDS,
     warm_up_rounds: int = WARM_UP_ROUNDS,
@@ -204,7 +205,7 @@ def recorded(
     to_record: Mapping[str, Job | Callable[[], object]],
     record: Callable[[], AbstractContextManager],
     *,
-    by: Callable[[object], float] | None = None,
+    by: Callable[[Any], float] | None = None,
     rounds: int = ROUNDS,
     warm_up_rounds: int = WARM_UP_ROUNDS,
 ) -> dict[str, list]:

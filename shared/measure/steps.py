@@ -14,7 +14,7 @@ from shared import memory, timeline, wire
 from shared.measure.rounds import ROUNDS, WARM_UP_ROUNDS, Job, jobs, now_s, of_all_ranks, recorded
 
 
-def training_step(model: nn.Module, *batch, sync: bool = True) -> Job:
+def training_step(model, *batch, sync: bool = True) -> Job:
     """Make a job of a training step without the optimizer, in the phases "forward", "backward" and "finish".
 
     Args:
@@ -43,7 +43,7 @@ def training_step(model: nn.Module, *batch, sync: bool = True) -> Job:
     return Job({"forward": forward, "backward": backward, "finish": finish}, prepare)
 
 
-def _communicating(model: nn.Module, sync: bool):
+def _communicating(model, sync: bool):
     return contextlib.nullcontext() if sync else model.no_sync()
 
 
@@ -53,7 +53,7 @@ def recorded_step(model: nn.Module, *batch, rounds: int = 7) -> list[timeline.Ti
     return recorded(step, lambda: timeline.record(model), by=lambda line: line.exposed_ms, rounds=rounds)[""]
 
 
-def train_step(model: nn.Module, optimizer, *batch) -> float:
+def train_step(model, optimizer, *batch) -> float:
     """Take one training step, and return this rank's loss.
 
     Args:

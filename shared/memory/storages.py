@@ -137,7 +137,7 @@ class Watch(TorchDispatchMode):
         """Observe what no operator shows: phases, gradients as they are computed, parameters in use, resizing."""
         resize = torch.UntypedStorage.resize_
 
-        def resize_and_see(storage, size):
+        def resize_and_see(storage: torch.UntypedStorage, size: int):
             resize(storage, size)
             self._see_storage(storage)
 
@@ -149,7 +149,7 @@ class Watch(TorchDispatchMode):
         for parameter in self._parameters:
             if parameter.requires_grad:  # a wrapper may free the gradient long before the phase ends
                 handles.append(parameter.register_hook(lambda gradient: self._claim("gradients", [gradient])))
-        torch.UntypedStorage.resize_ = resize_and_see
+        torch.UntypedStorage.resize_ = resize_and_see  # pyright: ignore[reportAttributeAccessIssue] (a patch)
         try:
             yield
         finally:

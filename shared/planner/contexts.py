@@ -60,7 +60,7 @@ class Traffic:
     """What a rank sends in the forward of one layer, for its n tokens of one sequence, in bytes."""
 
     shape: ModelShape
-    length: int
+    length: float
     ranks: int
 
     @property

@@ -3,7 +3,7 @@
 guide(search(Job(SHAPES["Llama-2 70B"], sequences=256), a100_hosts(4)))
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from shared.planner.layouts import TrainingLayout
 from shared.planner.search import GB, TIE, Candidate, Found
@@ -38,13 +38,14 @@ def _of_each_tp(found: Found) -> dict[str, Candidate | None]:
     return {f"TP {tp}": found.best_of(lambda layout, tp=tp: layout.tp == tp) for tp in sizes}
 
 
-def _with(found: Found, axis: str) -> dict[str, Candidate | None]:
+def _with(found: Found, axis: str) -> dict[str, Candidate]:
     """Return the fastest layout that fits for each size of an axis, with the best layout's tp."""
 
     def kind(layout: TrainingLayout) -> int | None:
-        return getattr(layout, axis) if layout.tp == found.best.layout.tp else None
+        return getattr(layout, axis) if layout.tp == found.fastest.layout.tp else None
 
-    sizes = sorted({kind(each.layout) for each in found.candidates} - {None})
+    kinds = {kind(each.layout) for each in found.candidates}
+    sizes = sorted(size for size in kinds if size is not None)
     best = {size: found.best_of(lambda layout, size=size: kind(layout) == size) for size in sizes}
     return {_name(each): each for each in best.values() if each}
 
@@ -55,7 +56,7 @@ def _name(candidate: Candidate) -> str:
     return f"PP {layout.pp}{zero}"
 
 
-def _seconds(candidates: dict[str, Candidate | None]) -> str:
+def _seconds(candidates: Mapping[str, Candidate | None]) -> str:
     texts = [f"{name}: {each.time.total_s:.3g} s" if each else f"{name}: –" for name, each in candidates.items()]
     return ", ".join(texts)
 

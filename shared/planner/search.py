@@ -81,8 +81,15 @@ class Found:
         return self.best_of(lambda layout: True)
 
     @property
+    def fastest(self) -> Candidate:
+        """Return the best layout of a job for which there is one."""
+        if self.best is None:
+            raise ValueError("no layout fits")
+        return self.best
+
+    @property
     def mfu(self) -> float:
-        return layouts.mfu(self.job, self.best.time.total_s, self.cluster)
+        return layouts.mfu(self.job, self.fastest.time.total_s, self.cluster)
 
     def best_of(self, wanted: Callable[[TrainingLayout], bool]) -> Candidate | None:
         """Return the fastest layout that fits, of those that are wanted. Of equally fast ones, it is the simplest."""
@@ -107,7 +114,7 @@ class Found:
 
     def neighbors(self) -> dict[str, Candidate]:
         """Return the possible layouts that differ from the best one in one thing. DP makes up for other sizes."""
-        best, gpus = self.best.layout, self.cluster.gpus
+        best, gpus = self.fastest.layout, self.cluster.gpus
         changes = {f"TP {tp}": {"tp": tp} for tp in (best.tp // 2, 2 * best.tp)}
         changes |= {f"PP {pp}": {"pp": pp} for pp in (best.pp // 2, 2 * best.pp)}
         for axis in ("cp", "ep"):
@@ -134,10 +141,10 @@ class Found:
         """Say what is wrong with another layout: it does not fit, or what makes it slower."""
         if not other.fits:
             return f"needs {other.gb:.0f} GB"
-        slower = other.time.total_s / self.best.time.total_s - 1
+        slower = other.time.total_s / self.fastest.time.total_s - 1
         if abs(slower) < _SAME - 1:
             return "is as fast"
-        mine, theirs = self.best.time.by_part(), other.time.by_part()
+        mine, theirs = self.fastest.time.by_part(), other.time.by_part()
         more_s = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in {**mine, **theirs}}
         grown = max(more_s, key=more_s.__getitem__)
         tie = ", a tie" if slower <= TIE else ""
@@ -147,7 +154,7 @@ class Found:
         """Return the fastest layout that fits of each division of the GPUs, from the fastest to the slowest."""
         kinds = {each.layout.sizes for each in self.candidates if each.fits}
         fastest = [self.best_of(lambda layout, kind=kind: layout.sizes == kind) for kind in sorted(kinds)]
-        return sorted(fastest, key=lambda each: each.time.total_s)
+        return sorted(filter(None, fastest), key=lambda each: each.time.total_s)
 
     def tied(self) -> list[Candidate]:
         """Return those of by_sizes() that take at most TIE longer than the fastest."""
@@ -159,7 +166,7 @@ class Found:
         rows = []
         for each in self.by_sizes()[:count]:
             utilization = layouts.mfu(self.job, each.time.total_s, self.cluster)
-            tie = "a tie" if each.time.total_s <= (1 + TIE) * self.best.time.total_s else ""
+            tie = "a tie" if each.time.total_s <= (1 + TIE) * self.fastest.time.total_s else ""
             rows.append([f"{each.time.total_s:.3g}", tie, f"{utilization:.0%}", f"{each.gb:.0f}", str(each.layout)])
         fitting = sum(each.fits for each in self.candidates)
         note = (
@@ -214,12 +221,12 @@ def possible(
     for tp, cp, ep in product(_powers_of_two(2 * cluster.gpus_per_host), context_ranks, expert_ranks):
         if cluster.gpus % (tp * cp):
             continue
-        shared = {"cp": cp, "ep": ep}
         for pp in (size for size in range(1, job.shape.layers + 1) if cluster.gpus // (tp * cp) % size == 0):
             dp = cluster.gpus // (tp * cp) // pp
             options = product(zero_stages if dp * cp > 1 else (0,), MICRO_BATCHES, how, _schedules(job, pp, schedules))
             for zero_stage, micro_batch, checkpointing, (schedule, chunks) in options:
-                layout = TrainingLayout(dp, pp, tp, zero_stage, micro_batch, checkpointing, schedule, chunks, **shared)
+                settings = (zero_stage, micro_batch, checkpointing, schedule, chunks)
+                layout = TrainingLayout(dp, pp, tp, *settings, cp=cp, ep=ep)
                 if _divides(job, layout):
                     yield layout
 

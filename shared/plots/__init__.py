@@ -5,6 +5,7 @@ same information, so the figures also work in black and white.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -84,7 +85,7 @@ def loss_ratio(wrong: dict[str, list[float]], right: list[float], steps: int = 2
     right = _running_sums(right, steps)
     for index, (name, losses) in enumerate(wrong.items()):
         ratios = [a / b for a, b in zip(_running_sums(losses, steps), right, strict=True)]
-        style = {"color": COLORS[(index + 1) % len(COLORS)], "linestyle": LINES[index % len(LINES)]}
+        style: dict[str, Any] = {"color": COLORS[(index + 1) % len(COLORS)], "linestyle": LINES[index % len(LINES)]}
         axes.plot(range(steps, steps + len(ratios)), ratios, linewidth=2, label=name, **style)
     axes.set(xlabel="step", ylabel="loss / right loss", title=f"means of the last {steps} steps")
     axes.legend(frameon=False)
@@ -132,7 +133,7 @@ def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Fi
     """
     figure, axes = new_axes(6.0, 3.4)
     for index, (name, measured) in enumerate(times_ms.items()):
-        style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
+        style: dict[str, Any] = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.plot(sizes_bytes, measured, label=name, linewidth=1.8, **style)
         if len(times_ms) == 1:
             for index, aligned in ((0, "left"), (-1, "right")):

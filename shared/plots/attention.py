@@ -70,6 +70,8 @@ def step_times(times: StepTimes, marks: dict[int, str]) -> Figure:
     for index, (name, transfer_s) in enumerate(times.transfers_s.items(), 1):
         axes.plot(times.tokens, _ms(transfer_s), color=COLORS[index], linestyle=LINES[index], label=name)
         crossing = first_below(times.tokens, transfer_s, times.computes_s)
+        if crossing is None:  # It is never hidden.
+            continue
         level_ms = 1e3 * max(s for n, s in zip(times.tokens, transfer_s, strict=True) if n <= crossing)
         axes.plot(crossing, level_ms, "o", color=COLORS[index])
         align, offset = ("right", (-8, 8)) if index == 1 else ("left", (8, -14))  # where no other line passes

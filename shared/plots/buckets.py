@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import matplotlib.pyplot as plt
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from shared.plots import COLORS, HATCHES, MARKERS
@@ -26,7 +27,7 @@ def bucket_style(number: int) -> dict:
 def shade(number: int, of: int) -> tuple:
     """Return the color of a bucket among all of them: dark for bucket 1, and light for the last one."""
     lightness = 0.85 * (number - 1) / max(of - 1, 1)
-    blue = [0.75 * channel for channel in plt.matplotlib.colors.to_rgb(COLORS[0])]
+    blue = [0.75 * channel for channel in to_rgb(COLORS[0])]
     return tuple(channel + lightness * (1 - channel) for channel in blue)
 
 

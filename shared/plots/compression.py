@@ -1,6 +1,7 @@
 """Figures of gradient compression: what the loss has cost in bytes and in seconds, and what compression saves."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -74,7 +75,7 @@ def loss_against_saving(families: dict[str, dict[str, tuple[float, float]]]) -> 
     figure, axes = new_axes(6.4, 3.6)
     for index, (method, settings) in enumerate(families.items()):
         factors, losses = zip(*settings.values(), strict=True)
-        style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
+        style: dict[str, Any] = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.plot(factors, losses, label=method, **style)
         for name, point in settings.items():
             axes.annotate(

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -135,7 +136,7 @@ def roofline(lines: dict[str, tuple[Callable[[float], float], float]], tokens: t
         width = 3.2 - 0.6 * index  # so that a line shows under another one
         for part, style in (([x for x in sizes if x <= most], "-"), ([x for x in sizes if x >= most], ":")):
             axes.plot(sorted(part), list(map(throughput, sorted(part))), color=color, linestyle=style, linewidth=width)
-        end = {"marker": MARKERS[index], "markersize": 13 - 2.5 * index, "markeredgecolor": "white"}
+        end: dict[str, Any] = {"marker": MARKERS[index], "markersize": 13 - 2.5 * index, "markeredgecolor": "white"}
         end = end if most else {"linestyle": ":"}
         label = f"{name}, up to {most:,} tokens" if most else f"{name}, does not fit"
         axes.plot([most] if most else [], [throughput(most)] if most else [], color=color, label=label, **end)
@@ -164,8 +165,8 @@ def saving_intervals(saves_s: tuple[float, ...], failure_s: float) -> Figure:
     minutes = _between(1, 120)
     for index, save_s in enumerate(saves_s):
         lost = [save_s / (60 * each) + 60 * each / (2 * failure_s) for each in minutes]
-        style = {"color": COLORS[index], "linestyle": LINES[index], "label": f"a save stops training for {save_s:g} s"}
-        axes.plot(minutes, lost, **style)
+        label = f"a save stops training for {save_s:g} s"
+        axes.plot(minutes, lost, color=COLORS[index], linestyle=LINES[index], label=label)
         best_s = (2 * save_s * failure_s) ** 0.5
         best = best_s / 60, save_s / best_s + best_s / (2 * failure_s)
         axes.plot(*best, MARKERS[index], color=COLORS[index])

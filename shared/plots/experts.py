@@ -1,6 +1,7 @@
 """Figures of mixtures of experts: what experts cost, how unevenly they are used, and what a capacity drops."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
@@ -18,7 +19,7 @@ def parameters_and_computation(lines: dict[str, list[tuple[float, float, str]]])
     sizes = sorted({round(parameters) for points in lines.values() for _, parameters, _ in points})
     for index, (name, points) in enumerate(lines.items()):
         x, y, labels = zip(*points, strict=True)
-        style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
+        style: dict[str, Any] = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.plot(x, y, label=name, **style)
         for at_x, at_y, label in zip(x, y, labels, strict=True):
             place = {"xytext": (-8, -3) if index else (6, -12), "ha": "right" if index else "left"}
@@ -61,7 +62,7 @@ def capacity(factors: Sequence[float], dropped: Sequence[float], empty: Sequence
     figure, axes = new_axes(6.4, 3.0)
     curves = {"tokens that are dropped": dropped, "slots that stay empty": empty}
     for index, (name, shares) in enumerate(curves.items()):
-        style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
+        style: dict[str, Any] = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.plot(factors, shares, label=name, **style)
     if 1.0 in factors:
         at_1 = dropped[factors.index(1.0)]

@@ -1,5 +1,7 @@
 """Figures of layouts: what one needs in memory and time, and how far predicted times are from published ones."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -32,7 +34,7 @@ def errors(by_group: dict[str, list[float]]) -> Figure:
     for index, (group, runs) in enumerate(by_group.items()):
         ys = [y + row for row in range(len(runs))]
         axes.hlines(ys, 0, runs, color="0.6", linewidth=1.0, zorder=1)
-        marker = {"marker": "s", "markerfacecolor": "white"} if index == 0 else {"marker": "o"}
+        marker: dict[str, Any] = {"marker": "s", "markerfacecolor": "white"} if index == 0 else {"marker": "o"}
         axes.plot(runs, ys, linestyle="none", color=COLORS[0], markersize=4, **marker)
         ticks.append((sum(ys) / len(ys), f"{group} ({len(runs)})"))
         y += len(runs) + _BETWEEN_RUNS

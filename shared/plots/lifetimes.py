@@ -1,5 +1,7 @@
 """Figures of ZeRO-3: when each unit has memory for its parameters, and the total of all units. Pure functions."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -7,7 +9,7 @@ from matplotlib.patches import Patch
 from shared.memory.lifetimes import Lifetimes
 from shared.plots import COLORS, HATCHES
 
-_STYLES = {  # the style of a bar, by state of the unit; the styles also differ in brightness
+_STYLES: dict[str, dict[str, Any]] = {  # the style of a bar, by state of the unit; the styles also differ in brightness
     "UNSHARDING": {"facecolor": "white", "hatch": HATCHES[1], "edgecolor": "black"},
     "UNSHARDED": {"facecolor": COLORS[5], "edgecolor": "black"},
 }

@@ -1,6 +1,7 @@
 """Figures of pipeline schedules, simulated or measured."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -17,15 +18,19 @@ from shared.schedules import (
     simulate,
 )
 
-_STYLES = {
+_STYLES: dict[str, dict[str, Any]] = {
     "F": {"facecolor": COLORS[5], "edgecolor": "black", "linewidth": 0.5},
     "B": {"facecolor": COLORS[0], "edgecolor": "black", "linewidth": 0.5},
     "W": {"facecolor": "#f6d9a0", "edgecolor": "black", "linewidth": 0.5},
 }
 _LABELS = {"F": "forward", "B": "backward", "W": "weight gradients"}
 _SPLIT_BACKWARD = "backward (in zero bubble, input gradients only)"
-_LIGHTER = {"F": {"facecolor": "#d3ecfa"}, "B": {"facecolor": "#8fc1e3"}, "W": {"facecolor": "#fbeed3"}}
-_IDLE = {"facecolor": "#e4e4e4", "edgecolor": "none"}
+_LIGHTER: dict[str, dict[str, Any]] = {
+    "F": {"facecolor": "#d3ecfa"},
+    "B": {"facecolor": "#8fc1e3"},
+    "W": {"facecolor": "#fbeed3"},
+}
+_IDLE: dict[str, Any] = {"facecolor": "#e4e4e4", "edgecolor": "none"}
 _AXES_PT = 580  # about the width of the time axis
 _SIZES_PT = (("small", 5.0), ("x-small", 4.2), ("xx-small", 3.5))  # of a label, and the width of one of its digits
 

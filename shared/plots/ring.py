@@ -1,7 +1,9 @@
 """Figures of a ring collective, drawn from the log of its run. Pure functions."""
 
 import matplotlib.pyplot as plt
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from shared.plots import COLORS
 
@@ -86,7 +88,7 @@ def _draw_cell(axes, x: float, y: float, digits: str, received: bool, text_size:
     contributions = "".join(str(rank) * int(count) for rank, count in enumerate(digits))
     fraction = sum(digit != "0" for digit in digits) / len(digits)
     edge = {"edgecolor": COLORS[1] if received else "black", "linewidth": 2.6 if received else 0.7}
-    axes.add_patch(plt.Rectangle((x - 0.5, y - 0.42), 1, 0.84, facecolor=_shade(fraction), **edge))
+    axes.add_patch(Rectangle((x - 0.5, y - 0.42), 1, 0.84, facecolor=_shade(fraction), **edge))
     ink = {"color": "white", "weight": "bold"} if fraction == 1 else {"color": "black"}
     axes.text(x, y, contributions, ha="center", va="center", size=text_size, **ink)
 
@@ -110,7 +112,7 @@ def _draw_ring_key(axes, ranks: int) -> None:
 def _shade(fraction: float) -> tuple:
     """Mix white and blue so that only a complete sum gets the darkest color."""
     strength = 1.0 if fraction == 1 else 0.55 * fraction
-    blue = plt.matplotlib.colors.to_rgb(COLORS[0])
+    blue = to_rgb(COLORS[0])
     return tuple(1 - strength * (1 - channel) for channel in blue)
 
 

@@ -1,5 +1,7 @@
 """Figures of time in data parallelism: when buckets are in flight, and how much they hide. Pure functions."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
@@ -57,9 +59,9 @@ def knee(lines: dict[str, dict[int, float]], marks: dict[str, dict[int, float]],
     axes.annotate(label, (needed * 1.05, 0.06), ha="left", va="bottom")
     for index, (name, line) in enumerate(lines.items()):
         axes.plot(*zip(*line.items(), strict=True), color=COLORS[index], linestyle=LINES[index], label=name)
-    style = {"color": "black", "linestyle": "none", "markersize": 6}
+    style: dict[str, Any] = {"color": "black", "linestyle": "none", "markersize": 6}
     for index, (name, of_tokens) in enumerate(marks.items()):
-        filled = {"fillstyle": "full" if index else "none", "marker": MARKERS[index]}
+        filled: dict[str, Any] = {"fillstyle": "full" if index else "none", "marker": MARKERS[index]}
         axes.plot(*zip(*of_tokens.items(), strict=True), label=name, **style, **filled)
     below = {"xytext": (0, -8), "textcoords": "offset points", "ha": "center", "va": "top"}
     for tokens, share in next(iter(marks.values())).items():

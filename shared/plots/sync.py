@@ -35,7 +35,7 @@ def gradient_sync(
     ranks, rows = len(before), len(units(sizes_bytes))
     heights_in = [1.0 + 0.36 * ranks, 0.9 + 0.26 * rows, 0.7 + 0.36 * len(costs)]
     figure = plt.figure(figsize=(10.0, sum(heights_in)), layout="constrained")
-    top, middle, bottom = figure.subfigures(3, 1, height_ratios=heights_in)
+    top, middle, bottom = figure.subfigures(3, 1, squeeze=False, height_ratios=heights_in)[:, 0]
     _draw_gradients(top, before, after, sizes_bytes)
     axes = middle.subplots()
     draw_map(axes, sizes_bytes, buckets)

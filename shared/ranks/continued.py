@@ -3,6 +3,7 @@
 import ast
 import types
 from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 _NOT_MOVED = {"__module__", "__dict__", "__weakref__", "__annotations__", "_abc_impl"}
 _DECORATOR = "__import__('shared.ranks.continued', fromlist=['continue_class']).continue_class"
@@ -22,7 +23,7 @@ class ContinueClasses(ast.NodeTransformer):
         return module
 
 
-def continues_a_class(statement: ast.stmt) -> bool:
+def continues_a_class(statement: ast.stmt) -> TypeGuard[ast.ClassDef]:
     """Return whether a statement is a class whose only base has its own name."""
     if not isinstance(statement, ast.ClassDef) or statement.keywords or len(statement.bases) != 1:
         return False

@@ -145,7 +145,7 @@ def _used_by(definition: ast.stmt) -> set[str]:
     elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
         used = [*definition.decorator_list, definition.args]
     else:
-        used = [definition.value] if hasattr(definition, "value") else []
+        used = filter(None, [getattr(definition, "value", None)])
     return {part.id for each in used for part in ast.walk(each) if isinstance(part, ast.Name)}
 
 

@@ -58,8 +58,8 @@ def is_deadlocked(cell: CellState) -> bool:
     cell = _where_gpus_wait(cell)
     if any(position and not position["busy"] for rank, position in cell.positions.items() if rank in _pending(cell)):
         return False
-    running = {rank: position for rank, position in cell.positions.items() if position is None or position["busy"]}
-    if not running or any(position is None for position in running.values()):
+    running = {rank: position for rank, position in cell.positions.items() if position and position["busy"]}
+    if not running or any(position is None for position in cell.positions.values()):
         return False
     missing = {rank: absent(position, cell) for rank, position in running.items() if position["waits"] != "no"}
     if any(rank not in running for ranks in missing.values() for rank in ranks) or disagreement(cell):

@@ -144,7 +144,8 @@ def position(rank: int, main_thread: int | None) -> dict:
     if _work["synchronizes"]:
         here["line"], here["waits"] = (None, "yes") if ahead else (_GPU_COMPUTES, "no")
     elif _work["busy"]:
-        stack = _stack(sys._current_frames().get(main_thread)) + interactive.suspended_frames()
+        frame = None if main_thread is None else sys._current_frames().get(main_thread)
+        stack = _stack(frame) + interactive.suspended_frames()
         index = next((i for i, frame in enumerate(stack) if frames.is_student_file(frame.f_code.co_filename)), None)
         if index is not None:
             frame = stack[index]
@@ -293,7 +294,7 @@ def describe_error(error: BaseException) -> dict:
     if isinstance(error, SyntaxError) and frames.is_cell(error.filename or ""):
         message = message.replace(f'File "{error.filename}"', "cell", 1)  # a cell's file name differs between ranks
     lines = [
-        frames.where(summary.filename, summary.lineno, summary.name)
+        frames.where(summary.filename, summary.lineno or 0, summary.name)
         for summary in traceback.extract_tb(error.__traceback__)
         if frames.is_student_file(summary.filename)
     ]

@@ -130,6 +130,7 @@ def gather() -> Facts:
 def _beside(name: str):
     """Load another file of this folder without its package, which needs more than Python."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None  # None stands for a file that is no Python
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -34,8 +34,9 @@ def run_to_its_end(coroutine: Coroutine):
         _cell = _loop().create_task(coroutine)
         return _loop().run_until_complete(_cell)
     except KeyboardInterrupt:  # The cell must not continue while a later one awaits something.
-        _cell.cancel()
-        _loop().run_until_complete(asyncio.wait([_cell], timeout=_CANCELLED_WITHIN_S))
+        if _cell is not None:
+            _cell.cancel()
+            _loop().run_until_complete(asyncio.wait([_cell], timeout=_CANCELLED_WITHIN_S))
         raise
     finally:
         asyncio._set_running_loop(outer)
@@ -49,7 +50,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 def suspended_frames() -> list[types.FrameType]:
     """Return the frames of a cell that awaits something, innermost first. They are not in the stack of its thread."""
     frames, awaited = [], _cell.get_coro() if _cell is not None and not _cell.done() else None
-    while isinstance(awaited, Coroutine) and awaited.cr_frame is not None:
+    while isinstance(awaited, types.CoroutineType) and awaited.cr_frame is not None:
         frames.insert(0, awaited.cr_frame)
         awaited = awaited.cr_await
     return frames

@@ -15,9 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher
 
@@ -59,7 +59,7 @@ class ForkServer:
         self._changed = threading.Condition()
         self._silent = False  # whether the pipe for events has closed, which happens only when the process ends
         with open(os.path.join(run_dir, "forkserver.log"), "wb") as log:
-            self._process = self._start(environment, log)
+            self._process: Any = self._start(environment, log)
         threading.Thread(target=self._listen, daemon=True, name="forkserver events").start()
 
     def _start(self, environment: dict[str, str], log: BinaryIO):
@@ -209,7 +209,10 @@ def _event_in(line: bytes) -> dict:
 class _ForkedLauncher:
     """The common part of both launchers: the state that ipyparallel asks for, and sending signals by pid."""
 
-    fork_server: ForkServer = None  # set on the launcher classes by `bound_to`
+    fork_server: ForkServer  # set on the launcher classes by `bound_to`
+    state: str  # This attribute and the next two are ipyparallel's.
+    identifier: str
+    notify_stop: Callable[[dict], None]
 
     def _pids(self) -> list[int]:
         """Return the process ids of what this launcher started, from the fork server's events."""

@@ -185,7 +185,7 @@ class Answer:
             TimeoutError: If the answer is not received within `timeout` seconds.
             RankError: If the function raised an error, or its result cannot be pickled.
         """
-        if not self.wait(timeout):
+        if not self.wait(timeout) or self._content is None:
             raise TimeoutError(f"the rank has not answered within {timeout:g} s")
         failed, value = pickle.loads(self._content)
         if failed:
@@ -216,7 +216,7 @@ def _called(request: bytes) -> bytes:
 
     try:
         fn, args, kwargs = unpack_apply_message(pickle.loads(request), get_ipython().user_ns)
-        return pickle.dumps((False, fn(*args, **kwargs)), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((False, fn(*args, **kwargs)), pickle.HIGHEST_PROTOCOL)  # pyright: ignore[reportCallIssue] (ipyparallel says dict)
     except BaseException as error:  # including SystemExit and KeyboardInterrupt, because a rank must outlive its calls
         return pickle.dumps((True, f"{type(error).__name__}: {error}"))
 

@@ -45,9 +45,10 @@ def version_for_ranks() -> Version:
         return version_of(path)
     if (version := version_in_use()) != UNKNOWN:
         return version
-    import torch
+    import torch.cuda.nccl
 
-    return tuple(torch.cuda.nccl.version())  # Torch contains its NCCL.
+    # Torch contains its NCCL. Its version may end with a text.
+    return tuple(part for part in torch.cuda.nccl.version() if isinstance(part, int))
 
 
 def to_preload() -> str:

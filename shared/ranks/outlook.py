@@ -54,7 +54,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
     if facts.gpus and facts.nccl:
         yield _sharing(facts)
     if facts.shm_bytes is not None:
-        yield _shm(facts)
+        yield _shm(facts, facts.shm_bytes)
 
 
 def _gpus(facts: Facts) -> Finding:
@@ -149,9 +149,9 @@ def _sharing(facts: Facts) -> Finding:
     return Finding("ranks on NCCL", f"{found}, sharing GPUs in turns", advice)
 
 
-def _shm(facts: Facts) -> Finding:
-    found = _mib(facts.shm_bytes)
-    if facts.shm_bytes >= LITTLE_SHM_BYTES:
+def _shm(facts: Facts, shm_bytes: int) -> Finding:
+    found = _mib(shm_bytes)
+    if shm_bytes >= LITTLE_SHM_BYTES:
         return Finding("/dev/shm", found)
     if most_ranks(facts) > 1:
         return Finding("/dev/shm", found, "Start the container with `docker run --shm-size=1g`.")
@@ -305,11 +305,10 @@ def _obstacles(facts: Facts) -> Iterator[str]:
             "but much longer than on GPUs with NVLink. If NCCL hangs at the start, set NCCL_P2P_DISABLE=1."
         )
     if facts.shm_bytes is not None and facts.shm_bytes < LITTLE_SHM_BYTES:
-        yield from _little_shm(facts)
+        yield from _little_shm(facts, _mib(facts.shm_bytes))
 
 
-def _little_shm(facts: Facts) -> Iterator[str]:
-    size = _mib(facts.shm_bytes)
+def _little_shm(facts: Facts, size: str) -> Iterator[str]:
     if most_ranks(facts) > 1:
         yield (
             f"/dev/shm has only {size}. NCCL keeps about 10 MB there for each connection between ranks, and fails with "

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import sys
+from typing import Any
 
 from ipykernel.iostream import OutStream
 
@@ -37,7 +38,7 @@ class Output(io.StringIO):
     notebook.
     """
 
-    captured = None  # IPython's list of what the cell displays
+    captured: Any = None  # IPython's list of what the cell displays
     omitted_characters = 0
     omitted_lines = 0
     _displays_kept: int | None = None  # None unless the cell was stopped
@@ -120,8 +121,9 @@ class Log:
 
     def cell_ends(self) -> str:
         """Return what was written since the cell began, with a newline at its end."""
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # it may be missing or closed
-            sys.__stdout__.flush()
+        if sys.__stdout__ is not None:
+            with contextlib.suppress(OSError, ValueError):  # it may be closed
+                sys.__stdout__.flush()
         file, size = _file_and_size()
         begins, ends = self._begins, size if self._ends is None else self._ends
         if file is None or file != self._file or ends <= begins:

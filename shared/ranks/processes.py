@@ -223,16 +223,17 @@ class RankProcesses:
     def _replace_ranks(self) -> None:
         self._cluster.stop_engines_sync()
         deadline = time.monotonic() + START_TIMEOUT_S
-        while self._client.ids and time.monotonic() < deadline:
-            for engine in self._client.ids:  # without nannies, the hub does not notice deaths by itself
-                self._client._unregister_engine({"content": {"id": engine, "uuid": self._client._engines[engine]}})
+        client = self._client
+        while client is not None and client.ids and time.monotonic() < deadline:
+            for engine in client.ids:  # without nannies, the hub does not notice deaths by itself
+                client._unregister_engine({"content": {"id": engine, "uuid": client._engines[engine]}})
         self._start_ranks()
 
     def close(self) -> None:
         """End every process of this set."""
-        if getattr(self, "_client", None) is not None:
+        if (client := getattr(self, "_client", None)) is not None:
             with contextlib.suppress(Exception):  # the controller may be gone already
-                self._client.close(linger=False)
+                client.close(linger=False)
         self._exchange.close()
         self._server.close()
 

@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from typing import Any
 
 from shared.deadlines import scaled
 from shared.ranks import interrupts
@@ -144,7 +145,7 @@ class RankSet(RankProcesses):
 
     # -- running
 
-    def run(self, fn, args=(), *, targets=None, timeout_s=DEFAULT_TIMEOUT_S, show=None, watch=None) -> list:
+    def run(self, fn, args: Any = (), *, targets=None, timeout_s=DEFAULT_TIMEOUT_S, show=None, watch=None) -> list:
         """Run fn(*args), a function of `rankside`, on the target ranks. Returns their Outcomes in rank order.
 
         Args:
@@ -154,7 +155,7 @@ class RankSet(RankProcesses):
         """
         self.check_whole()
         targets = list(self.members) if targets is None else targets
-        args_of = args if callable(args) else lambda rank: args
+        args_of: Any = args if callable(args) else lambda rank: args
         began_at = {rank: self.log_bytes(rank) for rank in targets}
         with interrupts.held() as interrupted:
             pending = {rank: self._engines[rank].apply_async(fn, *args_of(rank)) for rank in targets}

@@ -15,6 +15,7 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -74,7 +75,7 @@ class _Here:
     """
 
     rank: int = -1
-    store: object = None
+    store: Any = None  # the ranks' TCPStore, once they have met
     device: str = "cpu"
 
 
@@ -173,7 +174,7 @@ def join(
         device_id=torch.device(here.device) if dist.Backend.NCCL in backend else None,
     )
     if dist.Backend.NCCL in backend:
-        list_ranks(dist.group.WORLD)
+        list_ranks(dist.distributed_c10d._get_default_group())
     if tries_first:
         _try_a_collective()
     mismatch.watch() if detect_mismatch else mismatch.ignore()

@@ -118,7 +118,8 @@ class ForwardBegin:
         self.flat_parameters = flat_parameters
         self.without_gradient = [tensor for tensor in tensors_in(inputs) if not tensor.requires_grad]
         self.versions = self._versions_now()
-        self.sequence_number = torch._C._autograd._get_sequence_nr()  # torch numbers the nodes of a graph
+        # torch numbers the nodes of a graph.
+        self.sequence_number = torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue] (has no stub)
 
     def _versions_now(self) -> list[int]:
         return [flat_parameter.shard._version for flat_parameter in self.flat_parameters]
@@ -141,9 +142,10 @@ class ForwardBegin:
             if tensor.requires_grad:
                 yield tensor
                 # If somebody changes a view in place, backward passes its base, but not the view itself.
-                node = None if tensor._base is None else tensor._base.grad_fn
-                if node is not None and node._sequence_nr() >= self.sequence_number:
-                    yield tensor._base
+                base = tensor._base
+                node = None if base is None else base.grad_fn
+                if base is not None and node is not None and node._sequence_nr() >= self.sequence_number:
+                    yield base
 
 
 def tensors_in(value, seen: set[int] | None = None) -> Iterator[Tensor]:

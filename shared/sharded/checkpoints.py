@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -44,10 +45,11 @@ def states_to_load(path: Path, model: nn.Module, optimizer: torch.optim.Optimize
         optimizer.state.clear()  # get_state_dict() then creates a state for every trained parameter
         model_state, optimizer_state = get_state_dict(model, optimizer)
         _expect_same_model(saved, model_state)
-        _keep_saved_states(saved, optimizer_state["state"])
+        _keep_saved_states(saved, optimizer_state["state"])  # pyright: ignore[reportArgumentType] (torch's union is wider)
+        groups: Any = optimizer_state["param_groups"]
         new_settings = [
             _keep_saved_settings(saved, f"optimizer.param_groups.{index}.", group, optimizer.defaults)
-            for index, group in enumerate(optimizer_state["param_groups"])
+            for index, group in enumerate(groups)
         ]
         yield model_state, optimizer_state
         for group, new in zip(optimizer.param_groups, new_settings, strict=True):

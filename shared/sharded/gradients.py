@@ -1,8 +1,10 @@
 """Gradients of a sharded model: each rank holds a shard, which is complete only after finish_gradient_sync()."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from shared.guards.alarms import naming_the_wait
@@ -57,6 +59,11 @@ class DroppedByZeroGrad:
     """
 
     marker: ShardOfGradient | None = None
+    parameters: list[torch.nn.Parameter]  # This attribute and the next ones are the bucket's.
+    flat: Tensor | None
+    flat_parameter: Any
+    layout: Any
+    in_flight: Any
 
     def pack(self, index: int) -> None:
         """Pack a gradient. None leaves what is in the bucket: zeros, or a gradient that is packed already."""
@@ -69,7 +76,7 @@ class DroppedByZeroGrad:
                 "use nn.Embedding(..., sparse=False)"
             )
         with torch._C.DisableTorchFunctionSubclass():  # The parameter's memory may be freed.
-            super().pack(index)
+            super().pack(index)  # pyright: ignore[reportAttributeAccessIssue] (the bucket's)
 
     def mark(self) -> None:
         """Begin shard.grad at the end of backward, so that zero_grad() leaves a trace."""
@@ -92,7 +99,7 @@ class DroppedByZeroGrad:
                 return
             marker.incomplete = False
         with naming_the_wait(self.layout.group, self._describe, SAME_CALLS):
-            super().wait()
+            super().wait()  # pyright: ignore[reportAttributeAccessIssue] (the bucket's)
         if not isinstance(shard.grad, ShardOfGradient):
             shard.grad = shard.grad.as_subclass(ShardOfGradient)
         shard.grad.group = self.layout.group

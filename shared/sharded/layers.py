@@ -67,9 +67,9 @@ def expect_same(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | 
 
     Communication: one all-gather of two integers, which the ledger does not see.
     """
-    named = dict(named)
-    reject_shared_memory(named)
-    tensors = {name: tensor.detach() for name, tensor in named.items()}
+    own = dict(named)
+    reject_shared_memory(own)
+    tensors = {name: tensor.detach() for name, tensor in own.items()}
     device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     if device.type != "meta":
         lines = [

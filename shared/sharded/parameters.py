@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
 from shared.guards import calls
@@ -64,7 +65,7 @@ class ReshardedParameter(nn.Parameter):
             if takes_shape_only or name in (cls.attributes if is_attribute else cls.methods):
                 return function(*args, **(kwargs or {}))
         freed = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, cls))
-        if torch._guards.TracingContext.try_get() is not None:
+        if TracingContext.try_get() is not None:
             raise RuntimeError(
                 f"torch.compile() is not supported for a sharded model, here one with {describe(freed)}, because it "
                 "would trace parameters that have no memory: train it without, or compile an unsharded model"
@@ -102,7 +103,7 @@ def allow_reads(parameters: Iterable[nn.Parameter]) -> None:
     """Make these parameters plain ones again."""
     for parameter in parameters:
         parameter.__class__ = nn.Parameter
-        parameter.version_before_reads = parameter._version
+        parameter.version_before_reads = parameter._version  # pyright: ignore[reportAttributeAccessIssue] (an attribute of its own)
 
 
 def describe(parameter: nn.Parameter) -> str:
@@ -177,9 +178,9 @@ def _expect_own_memory(tensors: dict[str, torch.Tensor]) -> None:
 
 def _memory_of(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Return a tensor's storage, and the first and the last byte that the tensor uses there."""
-    begin = tensor.storage_offset() * tensor.element_size()
+    begin = int(tensor.storage_offset()) * tensor.element_size()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    span = sum((length - 1) * stride for length, stride in steps) * tensor.element_size()
+    span = int(sum((length - 1) * stride for length, stride in steps)) * tensor.element_size()
     return tensor.untyped_storage().data_ptr(), begin, begin + span
 
 
@@ -206,7 +207,8 @@ class UnchangedParameters:
         self.module = module
         self.before = {name: (parameter, flat_of[parameter]) for name, parameter in self._named_now()}
         for name, (parameter, _) in reversed(self.before.items()):
-            parameter.name_in_model = name  # for error messages; of a tied one, the first name
+            # For error messages. Of a tied one, it is the first name.
+            parameter.name_in_model = name  # pyright: ignore[reportAttributeAccessIssue] (an attribute of its own)
         mark(
             flat_of,
             instead_of_step="build it after wrapping, with the parameters() of the ZeRO3 model, which are its shards",

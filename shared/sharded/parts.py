@@ -35,7 +35,8 @@ def mark(parameters: Iterable[nn.Parameter], **changes) -> None:
     """Tell torch's tools what these parameters are a part of, in addition to what they know already."""
     _guard_torch()
     for parameter in parameters:
-        parameter.part = dataclasses.replace(_part_of(parameter), **changes)
+        part = dataclasses.replace(_part_of(parameter), **changes)
+        parameter.part = part  # pyright: ignore[reportAttributeAccessIssue] (an attribute of its own)
 
 
 def mark_local(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None, clip_with: str, **changes) -> None:
@@ -81,7 +82,7 @@ def _guard_torch() -> None:
                 watched.add(optimizer)
                 optimizer.register_load_state_dict_post_hook(checked.discard)
 
-    def before_clipping(parameters, *args, **kwargs):
+    def before_clipping(parameters: nn.Parameter | Iterable[nn.Parameter], *args, **kwargs):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         for part in map(_part_of, parameters):
             if part.instead_of_clipping:
@@ -103,7 +104,8 @@ def _guard_torch() -> None:
     register_optimizer_step_pre_hook(before_step)
     clip, unscale = clip_grad._clip_grads_with_norm_, torch.amp.GradScaler.unscale_
     clip_grad._clip_grads_with_norm_ = functools.wraps(clip)(before_clipping)  # clip_grad_norm_() calls this one
-    torch.amp.GradScaler.unscale_ = functools.wraps(unscale)(before_unscaling)  # step() calls this one, too
+    checked_unscale = functools.wraps(unscale)(before_unscaling)  # step() calls this one, too
+    torch.amp.GradScaler.unscale_ = checked_unscale  # pyright: ignore[reportAttributeAccessIssue] (a patch)
 
 
 def _expect_own_state(optimizer: torch.optim.Optimizer) -> None:

@@ -7,6 +7,9 @@
 All three start with the same weights and the same batch. The weights of queries, keys and values are split by head.
 """
 
+# torch says that operations on DTensors return plain Tensors, and calls the result of local_map() a PyTree.
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportArgumentType=false
+
 from functools import partial
 from types import ModuleType
 

@@ -61,7 +61,8 @@ def _instruction(found: re.Match, line: str, devices: int) -> Instruction:
 
 
 def _itemsize(dtype: str) -> int:
-    return 1 if dtype == "pred" else int(_BITS.search(dtype)[0]) // 8
+    bits = _BITS.search(dtype)
+    return int(bits[0]) // 8 if bits else 1  # a boolean takes a byte
 
 
 def _groups(line: str, devices: int) -> list[list[int]]:

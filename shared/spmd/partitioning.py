@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -65,7 +66,7 @@ class Step:
         return f"{self.operation} of input {self.operand} along axis {self.axis}"
 
     @property
-    def operation(self) -> str:
+    def operation(self) -> str | None:
         return operation_for(self.before, self.after)
 
     @property
@@ -115,8 +116,8 @@ class Layouts:
         if letter in self.equation.lengths:
             return self.equation.lengths[letter]
         pairs = zip(self.equation.inputs, self.starts, strict=True)
-        shards = [self.mesh.shards(start, dim_of(letter, term)) for term, start in pairs]
-        return math.lcm(*shards)
+        dims = [(start, dim_of(letter, term)) for term, start in pairs]
+        return math.lcm(*(self.mesh.shards(start, dim) for start, dim in dims if dim is not None))
 
     def length(self, letters: str) -> int:
         return math.prod(self.lengths[letter] for letter in letters)
@@ -142,7 +143,7 @@ class Layouts:
             output = tuple(rule.output for rule in rules)
             tensors = zip((*equation.inputs, equation.output), (*inputs, output), strict=True)
             # In a reshape, a rank's shard of a dimension consists of whole blocks of its first letter.
-            if all(self.fits([letters[0] for letters in term], each) for term, each in tensors):
+            if all(self.fits(tuple(letters[0] for letters in term), each) for term, each in tensors):
                 yield inputs, output
 
     def seconds_to_finish(self, output: Placements) -> float:
@@ -169,7 +170,8 @@ class Layouts:
     def routes(self, operand: int) -> dict[Placements, tuple[Step, ...]]:
         """Return the cheapest steps to all placements that an operand can get. (This is Dijkstra's algorithm.)"""
         found, order = {}, itertools.count()  # of two equal routes, the queue returns the older one
-        queue = [(0.0, 0, next(order), self.starts[operand], ())]
+        queue: list[tuple[float, int, int, Placements, tuple[Step, ...]]] = []
+        queue.append((0.0, 0, next(order), self.starts[operand], ()))
         while queue:
             _, _, _, placements, steps = heapq.heappop(queue)
             if placements in found:
@@ -222,9 +224,10 @@ def compute(equation: Equation, tensors: Sequence[Tensor], local_shape: Callable
         return torch.einsum(f"{terms}->{''.join(output)}", *tensors)
     if operation == ADD:
         pairs = zip(tensors, inputs, strict=True)
-        return sum(aligned(tensor, term, output) for tensor, term in pairs)
+        return reduce(torch.add, (aligned(tensor, term, output) for tensor, term in pairs))
     (tensor,), (term,) = tensors, inputs
     if operation == RESHAPE:
+        assert local_shape is not None, "a reshape needs the shape of its result"
         return tensor.reshape(local_shape(equation, tensor.shape))
     if operation == MAX:
         dropped = [dim for dim, letter in enumerate(term) if letter not in output]

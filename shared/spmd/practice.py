@@ -41,7 +41,8 @@ def table(specs: Mapping[str, tuple[Spec, Spec, Spec] | None]) -> Table:
     """Show, for each target, the collectives that it wants and those that your specs gave."""
     rows = []
     for name, wanted in WANTED.items():
-        found = collectives_of(*specs[name]) if specs.get(name) else None
+        given = specs.get(name)
+        found = collectives_of(*given) if given else None
         verdict = "" if found is None else "yes" if found == wanted else "no"
         got = "" if found is None else ", ".join(found) or "none"
         rows.append([name, ", ".join(wanted), got, verdict])

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from shared import wire
 from shared.wire import intervals
@@ -210,7 +211,9 @@ class _Recorder:
         line, seconds = self.line, self.clock.seconds
         line.spans += [Span(lane, name, seconds(began), seconds(ended)) for lane, name, began, ended in self.marked]
         numbered = list(enumerate(log.entries, 1))
-        line.spans += [_span_of(number, entry) for number, entry in numbered if entry.completed_s is not None]
+        for number, entry in numbered:
+            if entry.completed_s is not None:
+                line.spans.append(_span_of(number, entry, entry.completed_s))
         line.in_flight = [f"{entry.op} {number}" for number, entry in numbered if entry.in_flight]
         line.spans.sort(key=lambda span: span.began_s)
         line.rank, line.waits, line.is_simulated = log.rank, log.waits, log.is_simulated
@@ -220,14 +223,14 @@ class _Recorder:
 
 def _with_gradient(output) -> torch.Tensor | None:
     """Return the first tensor in a module's output that requires a gradient, or None."""
-    leaves = torch.utils._pytree.tree_leaves(output)
+    leaves = tree_leaves(output)
     return next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
 
 
-def _span_of(number: int, entry: wire.Entry) -> Span:
+def _span_of(number: int, entry: wire.Entry, ended_s: float) -> Span:
     direction = {"send": "to", "recv": "from"}.get(entry.op)
     name = f"{entry.op} {direction} {entry.partner}" if direction else f"{entry.op} {number}"
-    return Span(COMMUNICATION, name, entry.launched_s, entry.completed_s, entry.payload_bytes)
+    return Span(COMMUNICATION, name, entry.launched_s, ended_s, entry.payload_bytes)
 
 
 def rows_of(line: Timeline) -> list[tuple[str, list[Span]]]:

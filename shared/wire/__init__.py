@@ -86,15 +86,15 @@ class Ledger:
         """Return how many megabytes this rank sent to each of so many ranks in point-to-point messages."""
         sent_mb = [0.0] * ranks
         for entry in self.entries:
-            if entry.op == "send":
+            if entry.op == "send" and entry.partner is not None:
                 sent_mb[entry.partner] += entry.payload_bytes / 1e6
         return sent_mb
 
     @property
     def total_ms(self) -> float:
         """Time during which at least one collective was in flight."""
-        ended = [entry for entry in self.entries if entry.completed_s is not None]
-        return 1e3 * intervals.length_s([(entry.launched_s, entry.completed_s) for entry in ended])
+        ended = [(each.launched_s, each.completed_s) for each in self.entries if each.completed_s is not None]
+        return 1e3 * intervals.length_s(ended)
 
     def summary(self) -> str:
         """Summarize the ledger in one line. It contains no times, so ranks that did the same get the same line."""
@@ -197,8 +197,8 @@ def ledger():
                 instrumentation.synchronize()
             finally:
                 log.closed_s = watcher.clock.seconds(watcher.clock.mark())
-                if carried is not None:
-                    log.carried_bytes = sockets.counters().sent_bytes - carried.sent_bytes
+                if carried is not None and (now := sockets.counters()) is not None:
+                    log.carried_bytes = now.sent_bytes - carried.sent_bytes
 
 
 def sent_bytes_of(call: instrumentation.Call, rank: int) -> float:
@@ -275,10 +275,10 @@ def _bytes(count: float) -> str:
     """Format a byte count as 1,234 B, 12.3 KB or 4.57 MB, in powers of 1000."""
     if count < 10_000:
         return f"{count:,.0f} B"
-    for unit in ("KB", "MB", "GB"):
-        count /= 1000
-        if count < 1000 or unit == "GB":
-            return f"{count:.3g} {unit}"
+    for unit, size in (("KB", 1e3), ("MB", 1e6)):
+        if count < 1000 * size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e9:.3g} GB"
 
 
 def _same(actual, expected) -> bool:

@@ -1,6 +1,7 @@
 """Time marks that work the same way on CPU and GPU."""
 
 import time
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ class Clock:
         self.began_s = time.perf_counter()
         self._began = self.mark()
 
-    def mark(self):
+    def mark(self) -> Any:
         """Mark the point that the current stream has reached. Returns a mark to pass to seconds()."""
         if not self.on_gpu:
             return time.perf_counter()

@@ -91,8 +91,9 @@ class Watcher:
     def waited(self, work_id: int | None, began) -> None:
         """Record that a wait has ended, and the completion of the Work it was for, if that is known."""
         self.stood_still(began)
-        _, entry, _ = self._waited_for.pop(work_id, (None, None, None))
-        if entry is not None:
+        waited_for = None if work_id is None else self._waited_for.pop(work_id, None)
+        if waited_for is not None:
+            _, entry, _ = waited_for
             self._marks.append((entry, "completed_s", self.clock.mark()))
 
     def stood_still(self, began) -> None:
@@ -168,10 +169,10 @@ def watching(watcher: Watcher | None = None):
     """
     watcher = watcher or Watcher()
     _watchers.append(watcher)
-    dist.Work.wait = _timed_wait
-    dist.ProcessGroup._end_coalescing = _end_batch
+    dist.Work.wait = _timed_wait  # pyright: ignore[reportAttributeAccessIssue] (a patch)
+    dist.ProcessGroup._end_coalescing = _end_batch  # pyright: ignore[reportAttributeAccessIssue] (a patch)
     if watcher.clock.on_gpu:
-        torch.cuda.Event.wait = _timed_event_wait
+        torch.cuda.Event.wait = _timed_event_wait  # pyright: ignore[reportAttributeAccessIssue] (a patch)
     try:
         yield watcher
     finally:

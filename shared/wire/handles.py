@@ -21,7 +21,7 @@ def install() -> None:
     """Watch the handles of this process's transfers from now on."""
     for name in ("send", "recv", "recv_anysource"):
         setattr(dist.ProcessGroup, name, _watched(getattr(dist.ProcessGroup, name)))
-    dist.Work.wait = completion.usual_wait = _noted_wait
+    dist.Work.wait = completion.usual_wait = _noted_wait  # pyright: ignore[reportAttributeAccessIssue] (a patch)
 
 
 def reset() -> None:

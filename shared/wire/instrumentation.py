@@ -204,9 +204,9 @@ def _hooked(operator, name: str):
         arguments = dict(zip(argument_names, args, strict=False)) | kwargs
         call = _record(name, arguments)
         began = completion.marks()
-        simulated = simulation is not None and simulation.watches_this_thread()
-        if simulated:
-            result, work = simulation.launch(call, operator, keyset & _LATER_KEYS, arguments)
+        simulator = simulation if simulation is not None and simulation.watches_this_thread() else None
+        if simulator is not None:
+            result, work = simulator.launch(call, operator, keyset & _LATER_KEYS, arguments)
         else:
             result = operator.redispatch(keyset & _LATER_KEYS, *args, **kwargs)
             if not _listeners and not work_wrappers:
@@ -216,11 +216,13 @@ def _hooked(operator, name: str):
                 for wrap in work_wrappers:
                     work = wrap(call, work)
                 result = _with_work(result, work)
-        operation = completion.WithoutWork(began) if work is None else work
-        _tell_listeners(call, operation, arguments)
         if work is None:
+            operation = completion.WithoutWork(began)
+            _tell_listeners(call, operation, arguments)
             operation.launched(call.is_async)
-        elif simulated and not call.is_async:
+            return result
+        _tell_listeners(call, work, arguments)
+        if simulator is not None and not call.is_async:
             completion.waited(work, began)
         return result
 

@@ -27,7 +27,8 @@ class Disagreement(RuntimeError):
 def watch() -> None:
     """Compare every collective on the default group from now on. All ranks must call this together."""
     control = dist.new_group(backend="gloo")
-    world = dist.group.WORLD.group_name
+    assert isinstance(control, dist.ProcessGroup)  # All ranks are in it.
+    world = dist.distributed_c10d._get_default_group().group_name
     backend = control._get_backend(torch.device("cpu"))  # below the dispatcher, where the hooks do not see it
 
     def compare(call: instrumentation.Call) -> None:
@@ -36,8 +37,9 @@ def watch() -> None:
         value = _hash_of(call)
         pair = torch.tensor([value, -value])
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
-        completion.untimed_wait(backend.allreduce([pair], options))  # this wait is not part of the student's program
+        options.reduceOp = dist.ReduceOp.MAX  # pyright: ignore[reportAttributeAccessIssue] (torch's stub is wrong)
+        work = backend.allreduce([pair], options)  # pyright: ignore[reportAttributeAccessIssue] (not in torch's stub)
+        completion.untimed_wait(work)  # this wait is not part of the student's program
         if pair[0] != -pair[1]:
             raise Disagreement(f"{MESSAGE}; this rank called {call}")
 

@@ -52,7 +52,10 @@ def read(path: str) -> list[Transfer]:
     if not Path(path).exists():
         return []
     records = [record for record in _RECORD.iter_unpack(Path(path).read_bytes()) if record[0]]
-    return [Transfer(_text(op), *numbers, _text(function)) for _, op, *numbers, function in records]
+    return [
+        Transfer(_text(op), partner, number, payload_bytes, line, _text(function))
+        for _, op, partner, number, payload_bytes, line, function in records
+    ]
 
 
 def _text(field: bytes) -> str:

@@ -11,7 +11,12 @@ from tests.runner import calibration
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = (sys.executable, "-m")
-LINT = ((*PYTHON, "ruff", "check", "."), (*PYTHON, "ruff", "format", "--check", "."), (*PYTHON, "tests.spelling"))
+LINT = (
+    (*PYTHON, "ruff", "check", "."),
+    (*PYTHON, "ruff", "format", "--check", "."),
+    (*PYTHON, "tests.spelling"),
+    (*PYTHON, "basedpyright", "--project", "pyproject.toml"),
+)
 
 # Deadlines on an idle machine. They are several times as long as the longest test and cell take there, because other
 # programs may start after the time scale was measured.

@@ -1,5 +1,7 @@
 """Checks for chapter 03: gradient buckets."""
 
+from typing import Any
+
 import torch
 
 from shared.checks.bucketed_ddp import assignment, properties
@@ -139,7 +141,7 @@ def caps_are_in_mb(attempt: Attempt) -> None:
 
 
 def _judge_wire(attempt: Attempt, model: str, cap: float | None, steps: int = 2) -> None:
-    options = DEFAULT if cap is None else {"bucket_cap_mb": cap}
+    options: dict[str, Any] = DEFAULT if cap is None else {"bucket_cap_mb": cap}
     found = attempt.run(probe_wire, model, options, steps, per_rank=Draw(attempt).per_rank)
     expected = messages_of(model, **options)
     for rank, result in enumerate(found):
@@ -153,7 +155,7 @@ def _judge_wire(attempt: Attempt, model: str, cap: float | None, steps: int = 2)
 def all_buckets_are_in_flight_at_once(attempt: Attempt) -> None:
     """A rank launches all messages before it waits for the first, and returns after all of them are complete."""
     late, message = attempt.random.randrange(attempt.world_size), describe_cap("Plain", TINY["bucket_cap_mb"])
-    messages = len(messages_of("Plain", **TINY))
+    messages = len(messages_of("Plain", bucket_cap_mb=TINY["bucket_cap_mb"]))
     loop = Loop("Plain", (True, True), TINY, late=late, messages=messages, token=attempt.draw_seed())
     found = loop_and_judge(attempt, loop)
     for rank, result in enumerate(found):

@@ -60,7 +60,7 @@ def _unpacked(result) -> tuple[torch.Tensor, list[torch.Tensor]]:
         raise AssertionError(f"flat_and_slices() returned its slices as a {type(slices).__name__}; expected a list")
     if any(not isinstance(piece, torch.Tensor) for piece in slices):
         raise AssertionError("flat_and_slices() returned a slice that is not a tensor")
-    return flat, slices
+    return flat, list(slices)
 
 
 def slices_lie_in_one_tensor(attempt: Attempt) -> None:

@@ -83,7 +83,7 @@ def _pack_launch_wait(bucket, parameters: list, meeting: Rendezvous | None, is_l
         for index in torch.randperm(len(parameters)).tolist():
             bucket.pack(index)
         early, packed = len(calls), _places(parameters)
-        if is_late:
+        if is_late and meeting:
             missing = meeting.missing()
         bucket.launch()
         if meeting:

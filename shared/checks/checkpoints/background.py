@@ -8,6 +8,7 @@ import contextlib
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -151,7 +152,8 @@ class Writes:
 def probe_held_back(saver_class, plan: Saving, folder: str, step: int, token: int, seed: int, x, y) -> dict:
     """Save, and let the ranks write only after more training. Look into the folder before and after."""
     saver, module, optimizer, x, y = _begun(saver_class, plan, seed, x, y)
-    trained, writes, found = threading.Event(), Writes(token, f"step_{step}"), {"wrote": False, "blocked": False}
+    trained, writes = threading.Event(), Writes(token, f"step_{step}")
+    found: dict[str, Any] = {"wrote": False, "blocked": False}
 
     def around(write):
         found["wrote"] = True
@@ -225,7 +227,7 @@ def probe_groups(saver_class, plan: Saving, folder: str, steps: tuple[int, int],
     """Save twice. Return the calls in training's group that other threads launched, and how many groups were formed."""
     with backends_asked_for() as backends:
         saver, module, optimizer, *_ = _begun(saver_class, plan, seed, x, y)
-    world, in_world = dist.group.WORLD.group_name, []
+    world, in_world = dist.distributed_c10d._get_default_group().group_name, []
 
     def note(call, *_) -> None:
         if call.group_name == world and not _in_main_thread():
@@ -352,7 +354,7 @@ def probe_failure(
 ) -> dict:
     """Let one rank fail to write, and save again. Return which call raised, and what was found."""
     saver, module, optimizer, *_ = _begun(saver_class, plan, seed, x, y)
-    found = {"raised": False}
+    found: dict[str, Any] = {"raised": False}
 
     def around(write):
         if dist.get_rank() == failing:

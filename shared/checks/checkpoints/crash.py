@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
@@ -128,7 +129,7 @@ def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing
     """
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
-    found = {"raised": False}
+    found: dict[str, Any] = {"raised": False}
 
     def around(write):
         if dist.get_rank() == failing:

@@ -4,6 +4,7 @@ import inspect
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here, mesh_here
-from shared.checks.engine.compare import RELATIVE_TOLERANCE, describe_calls, nearly_equal
+from shared.checks.engine.compare import RELATIVE_TOLERANCE, describe_calls, nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.folders import shared_folder
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
@@ -107,7 +108,7 @@ def beside(piece, name: str):
     return defined[name]
 
 
-def build(plan: Saving, seed: int) -> nn.Module:
+def build(plan: Saving, seed: int) -> Any:
     """Build a model whose non-persistent buffers do not depend on the seed."""
     module = unit_models.build(plan.model, seed)
     kept = module.state_dict()
@@ -228,7 +229,7 @@ def judge(found: list[dict], alone: dict, saved: dict | None, step: int, context
     """
     for what, hint in (("state", _HINT_ON_MODEL), ("optimizer", _HINT_ON_OPTIMIZER)) if saved else ():
         for rank, tensors in enumerate(assembled([result[what] for result in found])):
-            for name, expected in saved[what].items():
+            for name, expected in (saved or {})[what].items():
                 if name not in tensors or not torch.equal(tensors[name], expected):
                     raise Wrong({rank: f"{context}: {name} differs from what was saved"}, hint)
     if saved:
@@ -240,7 +241,7 @@ def judge(found: list[dict], alone: dict, saved: dict | None, step: int, context
         if wrong:
             raise Wrong(wrong, _HINT_ON_STEP if all(isinstance(value, int) for value in returned.values()) else "")
     for number, expected in enumerate(alone["losses"]):
-        loss = sum(result["losses"][number] for result in found) / len(found)
+        loss = total_of(result["losses"][number] for result in found) / len(found)
         if not nearly_equal(loss, expected, RELATIVE_TOLERANCE):
             evidence = f"{context}: the loss in step {SAVED_AFTER + number + 1} is {loss:.8g}; expected {expected:.8g}"
             raise Wrong(evidence, _HINT_ON_SETTINGS if saved else _HINT_ON_SAVING)

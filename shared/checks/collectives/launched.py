@@ -7,7 +7,7 @@ import torch
 from shared import memory
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import first_difference, nearly_equal
+from shared.checks.engine.compare import first_difference, nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
@@ -99,7 +99,7 @@ def each_rank_gets_its_shard_of_the_sum(attempt: Attempt) -> None:
         tolerance = 1e-10 if sums.dtype == torch.float64 else 2**-8 * len(found)
         for number in range(len(sums.shard_numels)):
             contributed = [flats[rank][number].double() for rank in found]
-            total = sum(contributed).view(len(found), -1)
+            total = total_of(contributed).view(len(found), -1)
             for index, (rank, result) in enumerate(found.items()):
                 shard = result["results"][number]
                 which = f" of flat tensor {number + 1}" if len(sums.shard_numels) > 1 else ""
@@ -120,7 +120,7 @@ def the_sum_is_in_the_flat_tensor(attempt: Attempt) -> None:
 
 
 def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> str:
-    size, total = len(contributed), sum(contributed).view(len(contributed), -1)
+    size, total = len(contributed), total_of(contributed).view(len(contributed), -1)
     if shard.shape != total[index].shape:
         return "Hint: which shard of the sum belongs to this rank?"
     if size > 1 and nearly_equal(shard, total[index] / size, tolerance):
@@ -146,7 +146,7 @@ def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tol
     )
 
 
-def _repeated(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> tuple[int, int]:
+def _repeated(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> tuple[int, ...]:
     """Return which rank's contribution was added in place of all others, and how often, or an empty tuple.
 
     This happens if all shards are received into the same memory.
@@ -203,7 +203,7 @@ def the_call_returns_at_once(attempt: Attempt) -> None:
         raise Wrong(dict.fromkeys(missing, message), hint)
     if wrong := {rank: _launched(*result["launched"]) for rank, result in enumerate(found) if result["launched"][1]}:
         raise Wrong(wrong, "Hint: when should the messages start, so that the caller can compute meanwhile?")
-    total = sum(each[0] for each in flats).view(len(members), -1)
+    total = total_of(each[0] for each in flats).view(len(members), -1)
     for rank, result in enumerate(found):
         if not nearly_equal(result["result"], total[rank]):
             message = f"rank {late} launches after the others: {first_difference(result['result'], total[rank])}"

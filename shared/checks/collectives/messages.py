@@ -56,7 +56,8 @@ def _part_of(rank: int, size: int, piece, arguments: int, elements: int) -> list
 
 @contextlib.contextmanager
 def _fake_group(rank: int, size: int):
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    # torch 2.14 has no stub for it.
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # pyright: ignore[reportAttributeAccessIssue]
 
     refusals = instrumentation.before_launch[:]
     instrumentation.before_launch.clear()  # these hooks belong to the group that this rank has left
@@ -126,7 +127,7 @@ def one_all_to_all(attempt: Attempt) -> None:
 def n_minus_1_messages_in_few_rounds(attempt: Attempt) -> None:
     for setting, own, tries in try_varied_calls(attempt):
         calls_of = {rank: found["calls"] for rank, found in tries.items()}
-        judge_tree(calls_of, setting.src, own[0].nbytes, describe_setting(setting, own[0]))
+        judge_tree(calls_of, setting.src or 0, own[0].nbytes, describe_setting(setting, own[0]))
 
 
 def few_turns_with_blocking_calls(attempt: Attempt) -> None:

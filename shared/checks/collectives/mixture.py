@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.checks.engine.compare import total_of
 from shared.ranks.diagnosis import name_ranks
 
 SPOILT = -1  # a check writes this into the caller's tensors as soon as a call has returned
@@ -35,7 +36,7 @@ class Parts:
     def value(self, slot: Slot) -> torch.Tensor:
         """Add up a slot in float64, or integers exactly in int64."""
         parts = [self.by_rank[rank][slot.chunk] for rank in slot.ranks]
-        return sum(part.double() if part.is_floating_point() else part.long() for part in parts)
+        return total_of(part.double() if part.is_floating_point() else part.long() for part in parts)
 
     def tolerance(self, slot: Slot) -> torch.Tensor:
         """Return the largest error of each element of the slot's sum, for any order of additions.
@@ -47,7 +48,7 @@ class Parts:
         if len(parts) == 1:
             return torch.zeros(len(parts[0]), dtype=torch.float64)
         unit = torch.finfo(parts[0].dtype).eps / 2 if parts[0].dtype.is_floating_point else 0.0
-        return 2 * (len(parts) - 1) * unit * sum(part.double().abs() for part in parts)
+        return 2 * (len(parts) - 1) * unit * total_of(part.double().abs() for part in parts)
 
     @property
     def chunks(self) -> int:
@@ -110,7 +111,7 @@ def _gives(taken: Taken, found: torch.Tensor, parts: Parts) -> bool:
     if any(len(part) != len(found) for part in contributions):
         return False
     unit = torch.finfo(contributions[0].dtype).eps if contributions[0].dtype.is_floating_point else 0.0
-    within = len(contributions) * unit * sum(part.double().abs() for part in contributions)
+    within = len(contributions) * unit * total_of(part.double().abs() for part in contributions)
     return bool(((sum(part.double() for part in contributions) - found).abs() <= within).all())
 
 

@@ -3,6 +3,8 @@
 A result is compared with a float64 sum, and `mixture.py` finds out what a wrong result consists of.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -104,7 +106,7 @@ def varied_calls(attempt: Attempt) -> list[tuple[Setting, list[Draw]]]:
 # -- one attempt, and its expected results
 
 
-def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
+def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[tuple[dict, ...]]:
     """Call the piece once with each draw. Returns each rank's results, for each draw."""
     probe = probe_step if attempt.piece in STEPS else probe_collective
     several = describe_setting(setting, *(own[0] for own in draws))
@@ -123,7 +125,7 @@ def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
     return list(zip(*found, strict=True))
 
 
-def try_and_judge(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
+def try_and_judge(attempt: Attempt, setting: Setting, *draws: Draw) -> list[tuple[dict, ...]]:
     """Call the piece once with each draw, and check the result of every rank of the group."""
     tries = run(attempt, setting, *draws)
     for found, own in zip(tries, draws, strict=True):
@@ -138,7 +140,7 @@ def try_varied_calls(attempt: Attempt):
             yield setting, own, {rank: tries[rank] for rank in setting.ranks(attempt.world_size)}
 
 
-def _judge(piece: str, setting: Setting, found: list[dict], own: Draw) -> None:
+def _judge(piece: str, setting: Setting, found: Sequence[dict], own: Draw) -> None:
     members, wrong, hints = setting.ranks(len(own)), {}, [""]
     if any(found[rank].get("refused") is not None for rank in members):
         return _judge_refusal(found, setting, own)
@@ -220,7 +222,7 @@ def _slots(piece: str, members: tuple[int, ...], index: int, src: int | None) ->
     return [Slot(index, members)]
 
 
-def _judge_refusal(found: list[dict], setting: Setting, own: Draw) -> None:
+def _judge_refusal(found: Sequence[dict], setting: Setting, own: Draw) -> None:
     """Check that an argument is rejected on every rank, before anything has been sent or changed."""
     for rank in setting.ranks(len(own)):
         message = ""

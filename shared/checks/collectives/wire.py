@@ -1,6 +1,7 @@
 """Check what a function of chapter 01 sends: how much, to which ranks, and in how many rounds or turns."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -123,7 +124,7 @@ def count_rounds(sends: dict[int, list[instrumentation.Call]], src: int) -> int:
     while waiting:
         sender = waiting.pop()
         for number, call in enumerate(sends[sender], 1):
-            if call.partner not in has_it_after:
+            if call.partner is not None and call.partner not in has_it_after:
                 has_it_after[call.partner] = has_it_after[sender] + number
                 waiting.append(call.partner)
     return max(has_it_after.values())
@@ -147,16 +148,17 @@ def judge_turns(calls_of: list[list[instrumentation.Call]], context: str) -> Non
         raise Wrong(order, f"{problem} Hint: which ranks can send or receive in the very first turn?")
 
 
-def count_turns(orders: list[list[tuple[str, int]]]) -> int | None:
+def count_turns(orders: Sequence[Sequence[tuple[str, int | None]]]) -> int | None:
     """Count the turns until all messages complete if a rank takes part in one at a time; None if they hang."""
-    orders, turns = [list(order) for order in orders], 0
-    while any(orders):
-        heads = {rank: order[0] for rank, order in enumerate(orders) if order}
-        met = [r for r, (op, other) in heads.items() if op == "send" and heads.get(other) == ("recv", r)]
+    left, turns = [list(order) for order in orders], 0
+    while any(left):
+        heads = {rank: order[0] for rank, order in enumerate(left) if order}
+        sends = [(r, other) for r, (op, other) in heads.items() if op == "send" and other is not None]
+        met = [(r, other) for r, other in sends if heads.get(other) == ("recv", r)]
         if not met:
             return None
-        for sender in met:
-            receiver = orders[sender].pop(0)[1]
-            orders[receiver].pop(0)
+        for sender, receiver in met:
+            left[sender].pop(0)
+            left[receiver].pop(0)
         turns += 1
     return turns

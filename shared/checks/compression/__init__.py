@@ -11,6 +11,7 @@ import torch
 
 from shared.checks.compression import feedback, quantizing, references
 from shared.checks.compression.feeding import Setting, counted
+from shared.checks.compression.hints import Steps
 from shared.checks.compression.judging import (
     draw_steps,
     feed,
@@ -193,7 +194,7 @@ def sums_are_not_rounded_to_bfloat16(attempt: Attempt) -> None:
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     shares = torch.randint(1, 100, (attempt.world_size, 2 * quantizing.BLOCK), generator=generator).double()
     shares[:, :: quantizing.BLOCK] = quantizing.LEVELS
-    steps = [[[[attempt.world_size * share]] for share in shares]]
+    steps: Steps = [[[[attempt.world_size * share]] for share in shares]]
     steps += without_gradients(setting, attempt.world_size, method.drains_within(setting))
     hint = "Hint: in which dtype do you add up what the ranks have sent?"
     judge_nothing_lost(feed(attempt, method, setting, steps), 1, tolerance=1e-3, hint=hint)
@@ -214,7 +215,7 @@ def elements_may_have_the_same_size(attempt: Attempt) -> None:
     setting = Setting(((200,),), method.arguments, said="all of the same size")
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     signs = torch.randint(2, (attempt.world_size, 200), generator=generator).double() * 2 - 1
-    steps = [[[[own]] for own in signs]]
+    steps: Steps = [[[[own]] for own in signs]]
     steps += without_gradients(setting, attempt.world_size, method.drains_within(setting))
     hint = "Hint: how many elements does this rank send, and how many become zero in unsent?"
     judge_nothing_lost(feed(attempt, method, setting, steps), 1, hint=hint)

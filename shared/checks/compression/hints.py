@@ -4,11 +4,13 @@ A mistake is only named if the values cannot come from another one.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from shared.checks.compression.feeding import Gradients, Setting
-from shared.checks.compression.references import Int8, Method, PowerSGD, TopK, matrix_of
+from shared.checks.compression.references import Int8, PowerSGD, TopK, matrix_of
+from shared.checks.engine.compare import total_of
 
 # -- what a student's compressor was fed with, and what every rank got
 
@@ -20,7 +22,7 @@ Steps = list[list[list[Gradients]]]  # by step, rank and micro-batch
 class Tried:
     """A compressor that has been fed."""
 
-    method: Method
+    method: Any  # a Method, or one of a check, such as InTurnMethod
     setting: Setting
     steps: Steps
     members: list[int]
@@ -35,7 +37,7 @@ class Tried:
 
     def means(self, step: int) -> list[torch.Tensor]:
         """Return the mean gradients of a step, in float64."""
-        return [sum(share.double() for share in each) for each in zip(*self.shares(step), strict=True)]
+        return [total_of(share.double() for share in each) for each in zip(*self.shares(step), strict=True)]
 
     def shares(self, step: int) -> list[list[torch.Tensor]]:
         """Return each member's gradients of a step, divided by the number of members as the bucket does it.
@@ -74,6 +76,7 @@ def on_steps(tried: Tried, step: int, rank: int, index: int) -> str:
     """Return a hint about a parameter's wrong gradient, if a reference tells all values."""
     count, mean, result = len(tried.members), tried.means(step)[index], tried.results(rank, step)[index]
     reference = tried.method.reference(tried.setting)
+    assert reference is not None and result is not None
     for earlier in range(step + 1):
         expected = reference.step(tried.shares(earlier))
     if count > 1 and _equal(result, expected[index] / count):
@@ -92,21 +95,22 @@ def on_steps(tried: Tried, step: int, rank: int, index: int) -> str:
     return "Hint: which tensors do you send, and are they complete when you read what was received?"
 
 
-def _on_chosen_elements(tried: Tried, rank: int, expected: list[torch.Tensor]) -> str:
+def _on_chosen_elements(tried: Tried, rank: int, expected: dict[int, torch.Tensor]) -> str:
     """Return a hint about the first step of TopK, or "" if the mistake is not a common one."""
     results = tried.results(rank, 0)
-    if any(results[index] is None for index in tried.trained()):
+    own = {index: result for index, result in enumerate(results) if result is not None}
+    if not own.keys() >= {*tried.trained()}:
         return ""
     found, right, *shares = (
         torch.cat([tensors[index].flatten() for index in tried.trained()]).double()
-        for tensors in (results, expected, *tried.shares(0))
+        for tensors in (own, expected, *tried.shares(0))
     )
     if _equal(found, right + shares[tried.members.index(rank)]):
         return "This rank's own gradients are added to it. Hint: what does `flat` hold before you write into it?"
     if found.max() > 0 and found.min() >= 0 > right.min():
         return "None of the elements that were sent is negative. Hint: of which tensor do you take the largest?"
     off = (found - right).abs() > 1e-6 * right.abs().max()
-    if len(shares) == 2 and _equal(right[off], sum(shares)[off]):
+    if len(shares) == 2 and _equal(right[off], total_of(shares)[off]):
         nearest = torch.stack([(found - own).abs() for own in shares])[:, off].amin(0)
         if bool((nearest <= 1e-6 * right.abs().max()).all()):
             return "Where both ranks have sent an element, one of the two is missing. Hint: how do you add them up?"

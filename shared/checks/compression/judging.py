@@ -11,7 +11,7 @@ from shared.checks.compression.hints import Steps, Tried
 from shared.checks.compression.quantizing import BLOCK, LEVELS
 from shared.checks.compression.references import Method, matrix_of, numel_of
 from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.compare import first_difference
+from shared.checks.engine.compare import first_difference, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.subgroups import called_alone, members_of
 
@@ -22,7 +22,7 @@ _SLACK = 1.1  # of the bound on rounding errors
 
 def draw_steps(
     attempt: Attempt,
-    method: Method,
+    method,
     setting: Setting,
     count: int,
     micro_batches: int = 1,
@@ -71,11 +71,11 @@ def _make_low_rank(step: list, index: int, matrix: tuple[int, int], rank: int, g
 
 def without_gradients(setting: Setting, ranks: int, count: int) -> Steps:
     """Return steps in which every gradient is zero, so that only what is unsent is sent."""
-    zeros = [torch.zeros(shape, dtype=torch.float64) for shape in setting.shapes]
+    zeros: Gradients = [torch.zeros(shape, dtype=torch.float64) for shape in setting.shapes]
     return [[[zeros] for _ in range(ranks)] for _ in range(count)]
 
 
-def feed(attempt: Attempt, method: Method, setting: Setting, steps: Steps, probe=probe_feeding) -> Tried:
+def feed(attempt: Attempt, method, setting: Setting, steps: Steps, probe=probe_feeding) -> Tried:
     """Feed gradients to the compressor on every rank of the group."""
     members = members_of(attempt, setting.in_subgroup)
     attempt.sizes.fed_steps = len(steps)
@@ -117,14 +117,14 @@ def judge_frozen(tried: Tried) -> None:
 def judge_steps(tried: Tried) -> None:
     """Compare every step with one process that does the same."""
     reference = tried.method.reference(tried.setting)
+    assert reference is not None
     tolerance = {torch.float64: 1e-8, torch.float32: 2e-3}.get(tried.setting.dtype, 2**-7)
     for step in range(len(tried.steps)):
         expected = reference.step(tried.shares(step))
         for index in tried.trained():
-            scale = max(1e-6, *(each.abs().max().item() for each in expected if each is not None))
+            scale = max(1e-6, *(each.abs().max().item() for each in expected.values()))
             for rank in tried.members:
-                result = tried.results(rank, step)[index]
-                _judge_form(tried, rank, step, index, result)
+                result = _whole_result(tried, rank, step, index)
                 if not _close(result, expected[index], tolerance * scale):
                     difference = _difference(result, expected[index], tolerance * scale)
                     context = f"{tried.context}: in step {step + 1}, the gradient of parameter {index} is wrong"
@@ -144,8 +144,7 @@ def judge_rounding(tried: Tried) -> None:
             total += mean
         for rank in tried.members:
             for index in tried.trained():
-                result = tried.results(rank, step)[index]
-                _judge_form(tried, rank, step, index, result)
+                result = _whole_result(tried, rank, step, index)
                 applied[rank][index] += result.double()
         for number, bucket in enumerate(setting.buckets()):
             now = torch.stack([_block_maxima(_flat(own, bucket)) for own in shares]).double()
@@ -190,8 +189,8 @@ def judge_nothing_lost(
     for bucket in tried.setting.buckets():
         most = tolerance * sum(max(mean[index].abs().max().item() for index in bucket) for mean in means)
         for rank, index in ((rank, index) for rank in tried.members for index in bucket):
-            applied = sum(tried.results(rank, step)[index].double() for step in range(count))
-            total = sum(mean[index] for mean in means)
+            applied = total_of(_whole_result(tried, rank, step, index).double() for step in range(count))
+            total = total_of(mean[index] for mean in means)
             if not _close(applied, total, most):
                 after = f"after {counted(began, 'step')}, and {count - began} more in which all gradients were zero"
                 what = f"everything applied to parameter {index} should add up to the sum of its mean gradients"
@@ -285,8 +284,7 @@ def judge_rounded_once(tried: Tried) -> None:
         largest = torch.stack([own[index] for own in shares]).abs().amax(0).double()
         most = 1.001 * (2**-8 * mean.abs() + 1e-6 * largest)  # half of the distance between two bf16 numbers
         for rank in tried.members:
-            result = tried.results(rank, 0)[index]
-            _judge_form(tried, rank, 0, index, result)
+            result = _whole_result(tried, rank, 0, index)
             off = ~((result.double() - mean).abs() <= most).flatten()  # This finds nan, too.
             if off.any():
                 at = int(off.nonzero()[0])
@@ -314,14 +312,16 @@ def judge_result(tried: Tried) -> None:
     judge_rounding(tried) if tried.method.reference(tried.setting) is None else judge_steps(tried)
 
 
-def _judge_form(tried: Tried, rank: int, step: int, index: int, result: torch.Tensor | None) -> None:
-    setting = tried.setting
+def _whole_result(tried: Tried, rank: int, step: int, index: int) -> torch.Tensor:
+    """Return the gradient that a rank got for a parameter, if there is one and it has the right dtype."""
+    setting, result = tried.setting, tried.results(rank, step)[index]
     if result is None:
         raise Wrong({rank: f"{tried.context}: after step {step + 1}, the gradient of parameter {index} is None"})
     if result.dtype != setting.dtype:
         raise Wrong(
             {rank: f"{tried.context}: the gradient of parameter {index} is {result.dtype}, expected {setting.dtype}"}
         )
+    return result
 
 
 def _flat(tensors: Sequence[torch.Tensor], bucket: list[int]) -> torch.Tensor:

@@ -6,12 +6,14 @@ without new gradients it needs until nothing is unsent, and, unless rounding mak
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from shared import formulas
 from shared.checks.compression.feeding import Setting
 from shared.checks.compression.quantizing import BLOCK
+from shared.checks.engine.compare import total_of
 
 Unsent = list[torch.Tensor]  # of one bucket, one per rank
 
@@ -118,12 +120,12 @@ class Reference:
     """One process that keeps what every rank has not sent."""
 
     setting: Setting
-    method: Method
+    method: Any  # a Method that has this kind of reference
     unsent: dict[int, Unsent] = field(default_factory=dict)  # by the index of the bucket
 
-    def step(self, gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Take each rank's gradients, divided by the number of ranks. Returns what every rank should get."""
-        results: list[torch.Tensor | None] = [None] * len(self.setting.shapes)
+    def step(self, gradients: list[list[torch.Tensor]]) -> dict[int, torch.Tensor]:
+        """Take each rank's gradients, divided by the number of ranks. Returns what each should get, by parameter."""
+        results: dict[int, torch.Tensor] = {}
         for number, bucket in enumerate(self.setting.buckets()):
             flats = [torch.cat([own[index].flatten() for index in bucket]) for own in gradients]
             before = self.unsent.get(number, [torch.zeros_like(flat) for flat in flats])
@@ -159,7 +161,7 @@ class PowerSGDReference(Reference):
         for index, own in zip(bucket, zip(*of_ranks, strict=True), strict=True):
             matrix = matrix_of(self.setting.shapes[index], self.method.rank)
             if matrix is None:
-                parts.append(sum(own).clone())
+                parts.append(total_of(own))
                 for each in own:
                     each.zero_()
                 continue
@@ -167,8 +169,8 @@ class PowerSGDReference(Reference):
             if index not in self.qs:
                 generator = torch.Generator().manual_seed(1)
                 self.qs[index] = torch.randn(matrix[1], self.method.rank, generator=generator).to(own[0])
-            p = torch.linalg.qr(sum(matrices) @ self.qs[index]).Q
-            self.qs[index] = sum(matrices).T @ p
+            p = torch.linalg.qr(total_of(matrices) @ self.qs[index]).Q
+            self.qs[index] = total_of(matrices).T @ p
             for each in matrices:
                 each -= p @ (p.T @ each)
             parts.append((p @ self.qs[index].T).flatten())

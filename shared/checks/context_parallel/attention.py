@@ -162,7 +162,7 @@ def wrong_gradients(setting: Setting, whole: Whole, number: int, index: int, siz
         only = torch.zeros_like(gradient)
         only[:, :, tokens[other]] = gradient[:, :, tokens[other]]
         inputs = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
-        output = scores_of(*inputs[:2], setting.causal).softmax(-1) @ inputs[2]
+        output = scores_of(inputs[0], inputs[1], setting.causal).softmax(-1) @ inputs[2]
         term = torch.autograd.grad(output, inputs, only)[number][:, :, tokens[index]]
         whose = "this rank's own queries" if other == index else f"the queries of rank {other}"
         results[f"It is only the term of {whose}. Hint: how do the terms of the other ranks get here?"] = term

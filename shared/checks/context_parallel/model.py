@@ -104,6 +104,7 @@ def judge_step(attempt: Attempt, case: Training) -> None:
     judge({rank: each["loss"] for rank, each in found.items()}, dict.fromkeys(found, expected), f"{case}: loss", hint)
     for name, parameter in model.named_parameters():
         right = parameter.grad
+        assert right is not None
 
         def hint_on_scale(rank: int, gradient: torch.Tensor, right=right) -> str:
             if size > 1 and torch.allclose(gradient, right * size):

@@ -5,6 +5,7 @@ import torch
 from shared.checks.context_parallel.sequences import judge, tokens_of
 from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import total_of
 from shared.checks.engine.failures import Wrong
 
 TOKENS = 2  # per chunk
@@ -84,7 +85,7 @@ def partial(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tupl
 
 def probe_merge(merge, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> dict:
     """Merge the parts from left to right."""
-    parts = [tuple(tensor.to(device_here()) for tensor in part) for part in parts]
+    parts = [(output.to(device_here()), log_sum.to(device_here())) for output, log_sum in parts]
     before = [[tensor.clone() for tensor in part] for part in parts]
     result = parts[0]
     for part in parts[1:]:
@@ -109,9 +110,11 @@ def _judge_merge(attempt: Attempt, keys: list[int], scale: float = 1.0, dtype=to
     tolerance = 1e-10 if dtype == torch.float64 else 1e-4
 
     def hint(rank: int, result: torch.Tensor) -> str:
-        if result.shape == expected_output.shape and torch.allclose(result, sum(part[0] for part in parts).to(dtype)):
+        if result.shape == expected_output.shape and torch.allclose(
+            result, total_of(part[0] for part in parts).to(dtype)
+        ):
             return "It is the sum of the outputs. Hint: each output is already divided by the sum of its own keys only."
-        mean = (sum(part[0] for part in parts) / len(parts)).to(dtype)
+        mean = (total_of(part[0] for part in parts) / len(parts)).to(dtype)
         if result.shape == expected_output.shape and torch.allclose(result, mean):
             return "It is the mean of the outputs. Hint: do all parts have the same share of the whole sum?"
         if not result.isfinite().all():

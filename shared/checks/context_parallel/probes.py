@@ -1,6 +1,7 @@
 """Run attention on shards of a sequence on one rank, and record what it computes, sends and waits for."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -117,7 +118,7 @@ def attention(piece, setting: Setting, *shards: torch.Tensor) -> dict:
     forward, backward = Phase(setting), Phase(setting)
     result = forward.run(lambda: call(piece, setting, group, tensors))
     dist.barrier(group)
-    found = {"forward": forward.found()}
+    found: dict[str, Any] = {"forward": forward.found()}
     if setting.piece == FORWARD:
         if not isinstance(result, tuple) or len(result) != 2:
             raise AssertionError(f"ring_forward returned a {type(result).__name__}; expected a tuple of two tensors")

@@ -111,6 +111,7 @@ def probe(piece, case: Sequence, tensor: torch.Tensor) -> dict:
         found["result"] = result.detach().cpu().clone()
     if case.records and isinstance(result, torch.Tensor) and result.requires_grad:
         result.sum().backward()
+        assert tensor.grad is not None, "the argument has no gradient after backward()"
         found["gradient"] = tensor.grad.cpu()
     torch.distributed.barrier(group)
     return found

@@ -159,7 +159,7 @@ def earlier_piece(module: str, name: str):
 def is_a_solution(path: str | None) -> bool:
     """Return whether a file is one of our solutions, which may import a piece from another module of the same lab."""
     spec = importlib.util.find_spec(SOLUTIONS)
-    folders = spec.submodule_search_locations if spec else []
+    folders = (spec and spec.submodule_search_locations) or []
     return path is not None and Path(path).resolve().parent in [Path(folder).resolve() for folder in folders]
 
 
@@ -182,6 +182,7 @@ def _origin_of(value) -> str:
 def _load(path: str):
     """Load a file as a fresh module, so that no state is carried over from one probe to the next."""
     spec = importlib.util.spec_from_file_location("candidate", path)
+    assert spec is not None  # None stands for a file that is no Python
     module = importlib.util.module_from_spec(spec)
     sys.modules["candidate"] = module  # pickle and deepcopy look up classes here
     exec(_compiled(Path(path).read_bytes(), path), vars(module))

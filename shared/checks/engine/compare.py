@@ -1,5 +1,7 @@
 """Compare what ranks compute with what one process computes, and guess the cause of a difference from its pattern."""
 
+from collections.abc import Iterable
+
 import torch
 
 from shared.checks.engine.failures import Wrong
@@ -33,6 +35,12 @@ def tolerance_of(tensors) -> float:
     """
     in_float32 = any(tensor is not None and tensor.dtype == torch.float32 for tensor in tensors)
     return 1e-5 if in_float32 else RELATIVE_TOLERANCE
+
+
+def total_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of at least one tensor."""
+    first, *others = tensors
+    return sum(others, first + 0)
 
 
 def nearly_equal(found: torch.Tensor, expected: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +34,7 @@ class Chain(nn.Module):
     def __init__(self, widths: tuple[int, ...]):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
-        self.passed = None
+        self.passed: Any = None
 
     def forward(self, x):
         for index, layer in enumerate(self.layers):
@@ -89,7 +90,8 @@ class Sizes:
     def full_by(self, index: int) -> int:
         """Return how many buckets of a chain are full when backward is done with all layers from `index` on."""
         module = self.build(0)
-        done = {id(p) for layer in module.layers[index:] for p in layer.parameters()}
+        layers = list(module.get_submodule("layers").children())
+        done = {id(p) for layer in layers[index:] for p in layer.parameters()}
         full = [all(id(p) in done for p in bucket) for bucket in plan(module.parameters(), self.bucket_cap_mb)]
         return [*full, False].index(False)
 

@@ -5,6 +5,7 @@ import copy
 import gc
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,7 @@ class Stop(BaseException):
     """An error that ends a training loop. Like KeyboardInterrupt in an interrupted cell, it is not an Exception."""
 
 
-def wrap(wrapper, sizes: Sizes, seed: int, group=None):
+def wrap(wrapper, sizes: Sizes, seed: int, group=None) -> tuple[Any, Any]:
     """Build a module and wrap it. Returns the wrapper and the module."""
     module = sizes.build(seed).to(device_here())
     further = {} if group is None else {"group": group}

@@ -9,6 +9,7 @@ becomes a list or a number. Everything else is rejected on the rank.
 
 import io
 import pickle
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,11 +36,11 @@ class _Packer(CpuPickler):
             return self._tensor_or_more(thing)
         if isinstance(thing, np.ndarray) and thing.dtype.kind in _NUMERIC:
             return _array, (thing.tobytes(), thing.dtype.str, thing.shape)
-        kind = thing if hasattr(thing, "__qualname__") else type(thing)  # Classes and functions have this name.
+        kind: Any = thing if hasattr(thing, "__qualname__") else type(thing)  # Classes and functions have this name.
         if kind.__qualname__ in PLAIN.get(kind.__module__, ()) or str(kind.__module__).split(".")[0] in _OURS:
             return NotImplemented
-        plain = thing.item() if isinstance(thing, np.generic) else thing
-        base = next((base for base in _BASES if isinstance(plain, base)), None)
+        plain: Any = thing.item() if isinstance(thing, np.generic) else thing
+        base: Any = next((base for base in _BASES if isinstance(plain, base)), None)
         if base is None:  # np.longdouble and dates have no equivalent in Python, and other objects might be anything
             raise TypeError(
                 f"the result contains a {type(thing).__name__}, which cannot be compared with the right values: "

@@ -58,15 +58,16 @@ def count_steps(events_of: dict[int, list[Event]]) -> int | None:
         event = events_of[rank][index[rank]]
         if event.kind == "wait":
             waits_for = own[rank] if event.launched is None else [own[rank][event.launched]]
-            times = [done(*each) for each in waits_for]
-            if None in times:
+            ends = [done(*each) for each in waits_for]
+            times = [end for end in ends if end is not None]
+            if len(times) < len(ends):
                 return False
             now[rank] = max([now[rank], *times])
-        else:
+        elif event.partner is not None:
             message = (rank, event.partner) if event.kind == "send" else (event.partner, rank)
-            times = posted.setdefault(message, {"send": [], "recv": []})[event.kind]
-            own[rank].append((message, len(times)))
-            times.append(now[rank])
+            begun = posted.setdefault(message, {"send": [], "recv": []})[event.kind]
+            own[rank].append((message, len(begun)))
+            begun.append(now[rank])
         index[rank] += 1
         return True
 
@@ -78,5 +79,6 @@ def count_steps(events_of: dict[int, list[Event]]) -> int | None:
                 moved = True
     if any(index[rank] < len(events) for rank, events in events_of.items()):
         return None
-    times = [done(*each) for messages in own.values() for each in messages]
-    return None if None in times else max(times, default=0)
+    ends = [done(*each) for messages in own.values() for each in messages]
+    times = [end for end in ends if end is not None]
+    return max(times, default=0) if len(times) == len(ends) else None

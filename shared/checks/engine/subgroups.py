@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,7 +20,7 @@ def members_of(attempt: Attempt, in_subgroup: bool) -> list[int]:
     return list(SUBGROUPS[attempt.world_size][0] if in_subgroup else range(attempt.world_size))
 
 
-def join_subgroup(use: bool):
+def join_subgroup(use: bool) -> tuple[Any, bool]:
     """Form the first subgroup, on every rank of the world. Returns it, and whether this rank is a member."""
     if not use:
         return None, True
@@ -33,6 +34,7 @@ def staying_inside(members: Sequence[int] | None):
 
     def refuse(call: instrumentation.Call) -> None:
         partners = call.group_ranks if call.partner is None else (call.partner,)
+        assert members is not None
         if not set(partners) <= set(members):
             what = f"{call.op} among ranks {list(call.group_ranks)}" if call.partner is None else str(call)
             raise AssertionError(f"{what}, {OUTSIDE_THE_GROUP} {list(members)}")

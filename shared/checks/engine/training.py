@@ -20,6 +20,7 @@ from shared.checks.engine.compare import (
     nearly_equal,
     reject_frozen_gradients,
     tolerance_of,
+    total_of,
 )
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
@@ -94,12 +95,12 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
     x = inputs
     for _ in range(how.steps):
         _drop_gradients(module)
-        plain = awkward.twin_of(how.model, module) if how.overlaps else None
+        plain = awkward.twin_of(how.model, module) if how.overlaps else module
         with instrumentation.listening() as working:
             _accumulate(wrapped, x, y, how.micro_batches)
         if how.overlaps:
             _accumulate(plain, x, y, how.micro_batches)
-        local = awkward.gradients_of(plain if how.overlaps else module)
+        local = awkward.gradients_of(plain)
         with instrumentation.listening() as finishing:
             if how.finishes:
                 wrapped.finish_gradient_sync()
@@ -121,7 +122,7 @@ def _drop_gradients(module) -> None:
             parameter.grad = None
 
 
-def descend(parameters: Iterable[nn.Parameter], learning_rate: float = LEARNING_RATE) -> None:
+def descend(parameters: Iterable[torch.Tensor], learning_rate: float = LEARNING_RATE) -> None:
     """Take one step of SGD. torch's own optimizers first import the compiler, which takes a second in every kernel."""
     with torch.no_grad():
         for parameter in parameters:
@@ -190,7 +191,7 @@ def one_process(
 def _mean(gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
     """Average gradients. A missing one counts as zeros."""
     known = [gradient for gradient in gradients if gradient is not None]
-    return sum(known) / len(gradients) if known else None
+    return total_of(known) / len(gradients) if known else None
 
 
 def train(attempt: Attempt, how: Training, draw: Draw) -> list[dict]:
@@ -288,7 +289,7 @@ def _evaluates(gradients: dict[int, dict], how: Training, draw: Draw, members: l
     module = awkward.build(how.model, draw.seeds[members[0]]).eval()
     (step,) = one_process(module, [draw.samples_of(members)], steps=1)
     pairs = [(own[name], expected) for own in gradients.values() for name, expected in step.gradients.items()]
-    return all(own is not None and nearly_equal(own, expected) for own, expected in pairs)
+    return all(own is not None and expected is not None and nearly_equal(own, expected) for own, expected in pairs)
 
 
 def _judge_end(rank: int, result: dict, reference: dict, context: str) -> None:

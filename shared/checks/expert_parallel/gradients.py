@@ -7,7 +7,7 @@ from torch import nn
 from shared import wire
 from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
+from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.model_parallel.probe import join_one_of
 from shared.checks.engine.subgroups import staying_inside
@@ -23,7 +23,7 @@ _BF16_TOLERANCE = 1e-6  # a square that is rounded to bf16 may be wrong by 2e-3
 def draw_gradients(attempt: Attempt, missing: tuple[str, ...] = ()) -> dict[str, list[torch.Tensor | None]]:
     """Draw the gradients of one rank. The last one of each kind in `missing` is None."""
     generator = torch.Generator().manual_seed(attempt.draw_seed())
-    drawn = {
+    drawn: dict[str, list[torch.Tensor | None]] = {
         kind: [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
         for kind, shapes in _SHAPES.items()
     }
@@ -75,7 +75,7 @@ def judge_means(attempt: Attempt, missing: tuple[str, ...] = (), in_groups: bool
                 _judge_mean(rank, gradient, own, None if own is None else own / size, size, f"experts[{index}]")
             for index, gradient in enumerate(found["others"]):
                 own, every = drawn[rank]["others"][index], [drawn[each]["others"][index] for each in members]
-                expected = None if own is None else sum(every) / size
+                expected = None if own is None else total_of(each for each in every if each is not None) / size
                 _judge_mean(rank, gradient, own, expected, size, f"others[{index}]")
         _judge_mean_bytes(members, results, drawn)
 
@@ -103,7 +103,8 @@ def means_of_copies(attempt: Attempt) -> None:
     for members in groups:
         for rank in members:
             for index, gradient in enumerate(results[rank]["gradients"]["experts"]):
-                expected = sum(drawn[each]["experts"][index] for each in members) / size
+                every = [drawn[each]["experts"][index] for each in members]
+                expected = total_of(each for each in every if each is not None) / size
                 _judge_copy(rank, gradient, drawn[rank]["experts"][index], expected, size, context, index)
     _judge_copied_bytes(results, drawn, size)
 

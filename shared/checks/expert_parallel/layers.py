@@ -3,6 +3,7 @@
 import contextlib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,6 +12,7 @@ from torch import nn
 from shared import wire
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import total_of
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.model_parallel.probe import join_one_of
 from shared.checks.engine.subgroups import staying_inside
@@ -185,8 +187,8 @@ class Expected:
     work: list[Work]
     balancing: list[torch.Tensor]
     input_gradients: list[torch.Tensor]
-    router_gradient: torch.Tensor
-    expert_gradients: dict[str, torch.Tensor]  # from this rank's loss alone
+    router_gradient: Any  # a tensor, as each of the following
+    expert_gradients: dict[str, Any]  # from this rank's loss alone
     rows: torch.Tensor
 
 
@@ -195,19 +197,21 @@ def one_process(layer: Layer, draw: Draw) -> list[Expected]:
     size, found = len(draw.batches), []
     for batches in draw.batches:
         whole = build_whole(layer.sizes(size), draw.seed, layer.favorite)
-        outputs, work, balancing, inputs, loss, rows = [], [], [], [], 0.0, 0
+        outputs, work, balancing, inputs, losses, rows = [], [], [], [], [], []
         for x, slope in batches:
             inputs.append(x.clone().requires_grad_())
             outputs.append(whole(inputs[-1]))
             work.append(Work(whole.results.detach(), whole.weights.detach()))
             balancing.append(whole.aux_loss.detach())
-            loss = loss + (outputs[-1] * slope).sum() + layer.balancing * whole.aux_loss
-            rows = rows + whole.mask.sum(0).long()
-        loss.backward()
+            losses.append((outputs[-1] * slope).sum() + layer.balancing * whole.aux_loss)
+            rows.append(whole.mask.sum(0).long())
+        total_of(losses).backward()
         gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
         router = gradients.pop("router.weight")
         own_inputs = [x.grad for x in inputs]
-        found.append(Expected([y.detach() for y in outputs], work, balancing, own_inputs, router, gradients, rows))
+        found.append(
+            Expected([y.detach() for y in outputs], work, balancing, own_inputs, router, gradients, total_of(rows))
+        )
     return found
 
 
@@ -229,13 +233,14 @@ def probe_layer(piece, layer: Layer, groups: list[list[int]], seed: int, batches
     group, members = join_one_of(groups)
     with staying_inside(members if len(groups) > 1 else None), uninitialized_is_nan():
         split = build_layer(piece, layer, len(members), seed, group)
-        outputs, balancing, inputs, loss = [], [], [], 0.0
+        outputs, balancing, inputs, losses = [], [], [], []
         with instrumentation.listening() as forward:
             for x, slope in batches:
                 inputs.append(x.to(device_here()).requires_grad_())
                 outputs.append(split(inputs[-1]))
                 balancing.append(split.aux_loss.detach().clone())
-                loss = loss + (outputs[-1] * slope.to(device_here())).sum() + layer.balancing * split.aux_loss
+                losses.append((outputs[-1] * slope.to(device_here())).sum() + layer.balancing * split.aux_loss)
+            loss = total_of(losses)
         results = [output.detach().clone() for output in outputs]
         with instrumentation.listening() as backward:
             loss.backward()

@@ -42,7 +42,8 @@ def judge_routes(
         drawn.append((logits, top_k, torch.randn(tokens, top_k, generator=generator, dtype=torch.float64)))
     for rank, found in enumerate(attempt.run(probe_route, per_rank=drawn, context=context)):
         if what != "balancing":
-            _judge_weights(rank, found, *drawn[rank], context)
+            logits, _, slope = drawn[rank]
+            _judge_weights(rank, found, logits, top_k, slope, context)
         if what != "weights":
             _judge_balancing(rank, found, drawn[rank][0], top_k, context)
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from shared.wire import instrumentation
 FLOAT32_TOLERANCE = 1e-6  # float32 has about 7 digits, so the error of a few additions is smaller than this
 
 
-def judge_numbers(found: list[tuple[str, object]], expected: float, tolerance: float, cause_of) -> None:
+def judge_numbers(found: list[tuple[str, Any]], expected: float, tolerance: float, cause_of) -> None:
     """Check that every rank's result is a float within the tolerance.
 
     Args:
@@ -141,7 +142,7 @@ def probe_numbers(function, *values) -> dict:
     return {"results": results, "calls": calls}
 
 
-def _described(result) -> tuple[str, object]:
+def _described(result) -> tuple[str, Any]:
     """Return the name of the result's type, and its value if it is a tensor or a number."""
     value = result.detach().cpu() if isinstance(result, torch.Tensor) else result
     return type(result).__name__, value if isinstance(value, (torch.Tensor, float, int)) else None
@@ -176,6 +177,7 @@ def probe_loss(log_mean_loss, value: float) -> dict:
         result = log_mean_loss(loss)
     kept = loss.item()
     loss.backward()
+    assert weight.grad is not None
     return {"result": _described(result), "loss": kept, "gradient": weight.grad.item(), "calls": calls}
 
 
@@ -222,7 +224,7 @@ def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
         _judge_passed([result["result"] for result in found], own)
 
 
-def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> None:
+def _judge_passed(found: list[tuple[str, Any]], own: list[torch.Tensor]) -> None:
     wrong, hints = {}, []
     for rank, (kind, result) in enumerate(found):
         left, right = (rank - 1) % len(own), (rank + 1) % len(own)

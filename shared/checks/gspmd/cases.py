@@ -157,7 +157,7 @@ class Tensors:
 def tensors_for(attempt: Attempt, case: Case, lengths: dict[str, int]) -> Tensors:
     """Draw the inputs of a case, in float64, and compute the result in one process."""
     draw, equation = np.random.default_rng(attempt.draw_seed()), case.parsed
-    shapes = [[math.prod(map(lengths.get, letters)) for letters in term] for term in equation.inputs]
+    shapes = [[math.prod(map(lengths.__getitem__, letters)) for letters in term] for term in equation.inputs]
     wholes = [draw.standard_normal(shape) for shape in shapes]
     parts = [cut(whole, each, case.mesh, draw) for whole, each in zip(wholes, case.placements, strict=True)]
     return Tensors(wholes, parts, result_of(equation, wholes))

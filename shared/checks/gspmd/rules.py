@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.compare import first_difference
+from shared.checks.engine.compare import first_difference, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.gspmd.cases import EINSUMS, EQUATIONS, MATMUL, beside, describe, describe_mesh
 from shared.checks.gspmd.trying import every_placement, rules_of
@@ -62,7 +62,7 @@ def many_ranks_hold_tensors(attempt: Attempt) -> None:
             _judge_parts(attempt, size, shape, every_placement(len(shape)))
     terms = [torch.randn(3, 2, dtype=torch.float64) for _ in range(3)]
     found = attempt.run(probe_terms, terms, context="whole_from() of three terms")[0]
-    if not _same(found["whole"], sum(terms)):
+    if not _same(found["whole"], total_of(terms)):
         raise Wrong("whole_from() of three terms of a Partial is not their sum", _HINTS[Partial])
     if found["changed"]:
         raise Wrong("whole_from() of three terms changes its argument", "Hint: which line writes to one of `parts`?")

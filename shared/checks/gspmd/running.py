@@ -7,6 +7,7 @@ with what one process computes from the whole tensors.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -288,8 +289,9 @@ def probe_dtensor(execute: Callable, cases: list[Case], own: list[list[torch.Ten
         ]
         with instrumentation.listening() as calls:
             product = torch.mm(*inputs)
+            assert isinstance(product, dtensor.DTensor)
             product.to_local().sum().item()  # waits for the collectives
-        (placement,) = product.placements
+        placement: Any = product.placements[0]
         output = Shard(placement.dim) if placement.is_shard() else Partial() if placement.is_partial() else Replicate()
         sent_bytes = sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls)
         found.append({"output": (output,), "sent_bytes": sent_bytes})

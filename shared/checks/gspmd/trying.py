@@ -52,7 +52,9 @@ def result_of(equation: Equation, tensors: Sequence[np.ndarray], shape: Sequence
     """
     terms, output = ["".join(term) for term in equation.inputs], "".join(equation.output)
     if equation.operation == RESHAPE:
-        return tensors[0].reshape(shape or [math.prod(map(equation.lengths.get, each)) for each in equation.output])
+        return tensors[0].reshape(
+            shape or [math.prod(map(equation.lengths.__getitem__, each)) for each in equation.output]
+        )
     if equation.operation == EINSUM:
         return np.einsum(f"{','.join(terms)}->{output}", *tensors)
     if equation.operation == ADD:
@@ -62,7 +64,7 @@ def result_of(equation: Equation, tensors: Sequence[np.ndarray], shape: Sequence
         ones = [np.ones([lengths[each] for each in output if each not in term]) for term in terms]
         rests = ["".join(each for each in output if each not in term) for term in terms]
         every = zip(terms, rests, tensors, ones, strict=True)
-        return sum(np.einsum(f"{term},{rest}->{output}", x, one) for term, rest, x, one in every)
+        return np.asarray(sum(np.einsum(f"{term},{rest}->{output}", x, one) for term, rest, x, one in every))
     if equation.operation == MAX:
         kept = "".join(each for each in terms[0] if each in output)
         dropped = tuple(dim for dim, each in enumerate(terms[0]) if each not in output)
@@ -108,7 +110,7 @@ def _join_once(parts: Sequence[np.ndarray], placement: Placement) -> np.ndarray:
     if isinstance(placement, Shard):
         return np.concatenate(parts, placement.dim)
     if isinstance(placement, Partial):
-        return sum(parts)
+        return np.asarray(sum(parts))
     if not all(part.shape == parts[0].shape and np.allclose(part, parts[0]) for part in parts):
         raise ValueError("ranks that should hold the same tensor hold different ones")
     return parts[0]
@@ -127,9 +129,9 @@ def rules_of(text: str) -> frozenset[tuple[tuple[Placement, ...], Placement]]:
     equation = Equation.parse(text)
     lengths = dict(zip(equation.letters, itertools.cycle(_TRIED_LENGTHS), strict=False)) | equation.lengths
     draw = np.random.default_rng(1)
-    shapes = [[math.prod(map(lengths.get, letters)) for letters in term] for term in equation.inputs]
+    shapes = [[math.prod(map(lengths.__getitem__, letters)) for letters in term] for term in equation.inputs]
     wholes = [draw.standard_normal(shape) for shape in shapes]
-    out_shape = [math.prod(map(lengths.get, letters)) for letters in equation.output]
+    out_shape = [math.prod(map(lengths.__getitem__, letters)) for letters in equation.output]
     mesh, expected = Mesh((_TRIED_RANKS,)), result_of(equation, wholes, out_shape)
     found = set()
     for inputs in itertools.product(*(every_placement(len(term)) for term in equation.inputs)):
@@ -288,7 +290,7 @@ class Ways:
 
     def _fits(self, term, placements: Placements) -> bool:
         """Return whether the ranks certainly get equal shards."""
-        divisors = [math.prod(map(self.divisors.get, letters)) for letters in term]
+        divisors = [math.prod(map(self.divisors.__getitem__, letters)) for letters in term]
         return all(divisor % self._shards(placements, dim) == 0 for dim, divisor in enumerate(divisors))
 
     def _held_bytes(self, term, placements: Placements) -> float:
@@ -317,6 +319,7 @@ class Ways:
                     continue
                 gathered = (*placements[:axis], Replicate(), *placements[axis + 1 :])
                 operation = operation_of(placements[axis], after)
+                assert operation is not None  # changes_of() yields only what an operation can do.
                 took_s = seconds_of(operation, self._held_bytes(term, gathered), self.mesh, axis)
                 is_collective = operation not in ("slice", "keep_one")
                 cost = seconds + took_s, collectives + is_collective, steps + 1

@@ -1,6 +1,7 @@
 """Run optimizers through a few steps with given gradients, with the same code on the ranks and for the reference."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,7 +44,7 @@ class Data:
     """Hold the parameters a plan starts with, and for each step one gradient or None per parameter."""
 
     parameters: list[torch.Tensor]
-    gradients: list[list[torch.Tensor | None]]
+    gradients: list[list[Any]]
 
 
 def draw(seed: int, dtypes: tuple[torch.dtype, ...], missing: float = 0.0) -> Data:

@@ -1,6 +1,7 @@
 """Judge where checkpoints are placed, against every possible choice."""
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
 
@@ -21,7 +22,7 @@ MOST_SIZES = 4  # in an error message: a list of every peak does not say which o
 _LOWEST = "Hint: which of these sizes is the lowest peak?"
 
 
-def peak_bytes(saved: list[int], given: list[int], chosen: tuple[int, ...]) -> int:
+def peak_bytes(saved: Sequence[int], given: Sequence[int], chosen: tuple[int, ...]) -> int:
     """Compute the peak as the exercise defines it."""
     blocks = range(len(saved))
     kept = [given[i] if i in chosen else saved[i] for i in blocks]

@@ -261,6 +261,7 @@ def probe_autocast(checkpointed, seed: int, inside: bool, wrap: bool = True) -> 
         output = model(x).sum() + F.linear(x, casts.weight).sum()  # The weight is also used outside the block.
     with torch.autocast(kind, torch.bfloat16, enabled=not inside):
         output.backward()
+    assert casts.weight.grad is not None  # The weight is also used outside the block.
     return {"dtypes": casts.dtypes, "gradient": casts.weight.grad.cpu()}
 
 

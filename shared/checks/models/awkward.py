@@ -1,6 +1,7 @@
 """Build the awkward models by name, and compute with them what ranks should compute."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,7 +13,7 @@ from shared.checks.models.awkward_models import INPUTS, MODELS, OUTPUTS
 HAVE_MODES = ("Dropped", "Normed")  # these compute something different in eval mode
 
 
-def build(name: str, seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
+def build(name: str, seed: int, dtype: torch.dtype = torch.float64) -> Any:
     """Build a model from its own seed. Floating-point buffers get the dtype, too."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -65,7 +66,7 @@ def evaluate(module: nn.Module, state: dict[str, torch.Tensor], x: torch.Tensor)
         return functional_call(module.eval(), state, (x,))
 
 
-def twin_of(name: str, module: nn.Module) -> nn.Module:
+def twin_of(name: str, module) -> Any:
     """Build a new model with the state of an existing one. A copy would keep the hooks that a wrapper registered."""
     weight = module.first.weight
     twin = build(name, 0, weight.dtype).to(weight.device)

@@ -105,7 +105,7 @@ class Buffered(Plain):
         return (
             super().forward(x) * self.scale * self.seen * times
             + self.shift
-            + self.count % 7
+            + self.get_buffer("count") % 7
             + self.mask
             + self.second.inner
         )
@@ -210,9 +210,10 @@ class Normed(Plain):
 def batch_norm(width: int) -> nn.BatchNorm1d:
     """Build a BatchNorm whose running statistics are not the initial ones."""
     norm = nn.BatchNorm1d(width)
-    norm.running_mean.normal_()
-    norm.running_var.uniform_(0.5, 1.5)
-    norm.num_batches_tracked += torch.randint(1, 99, ())
+    mean, variance, count = norm.buffers()
+    mean.normal_()
+    variance.uniform_(0.5, 1.5)
+    count += torch.randint(1, 99, ())
     return norm
 
 

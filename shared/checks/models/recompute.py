@@ -4,6 +4,8 @@ Each is built twice from one seed: with wrapped blocks on the ranks, and without
 x [B, 6] and rows [B], which are indices of a table's rows.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -106,7 +108,7 @@ class Same(Model):
 class TiedOutside(Model):
     """A parameter of the block is also used before and after the block."""
 
-    def __init__(self, block: nn.Module, wrap):
+    def __init__(self, block: Any, wrap):
         super().__init__(block, wrap)
         self.first.weight = self.last.weight = nn.Parameter(torch.rand(WIDTH, WIDTH))
         block.tied = self.first.weight
@@ -124,9 +126,9 @@ class UsesTied(Block):
 class TwoBlocks(Model):
     """Two wrapped blocks, one after the other, which share a parameter."""
 
-    def __init__(self, block: nn.Module, wrap):
+    def __init__(self, block: Any, wrap):
         super().__init__(block, wrap)
-        second = type(block)()
+        second: Any = type(block)()
         second.up.weight = block.up.weight
         self.second = wrap(second)
 
@@ -156,7 +158,7 @@ MODELS = {  # the description for a student: the classes of the model and of the
 }
 
 
-def build(name: str, seed: int, wrap=lambda block: block) -> nn.Module:
+def build(name: str, seed: int, wrap=lambda block: block) -> Any:
     """Build a model from its own seed, with wrapped blocks."""
     outer, block = MODELS[name]
     with torch.random.fork_rng(devices=[]):

@@ -3,6 +3,8 @@
 When a block's forward begins, it calls the listeners, because its parameters are unsharded then.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -92,7 +94,7 @@ class Passed(Blocks):
 
     def __init__(self):
         super().__init__(inner=(*INNER, 37))
-        self.passed = None
+        self.passed: Any = None
 
     def forward(self, x):
         y = self._mark(self.into(x), 0)

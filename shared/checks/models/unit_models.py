@@ -1,6 +1,7 @@
 """Build models of blocks by name. ZeRO-3 may unshard their blocks one at a time, and careless versions fail on them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -141,14 +142,14 @@ KINDS = {
 }
 
 
-def build(name: str, seed: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> nn.Module:
+def build(name: str, seed: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Any:
     """Build a model from its own seed. On the meta device, it has no values."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
         return KINDS[name].cls().to(dtype)
 
 
-def units_of(name: str, module: nn.Module) -> list[nn.Module]:
+def units_of(name: str, module) -> list[nn.Module]:
     """List the modules that are to be unsharded one at a time."""
     inside = [block.inside for block in module.blocks] if KINDS[name].units == "nested" else []
     return [] if KINDS[name].units == "none" else [*module.blocks, *inside]

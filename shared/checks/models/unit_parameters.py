@@ -3,6 +3,8 @@
 All of them take x [B, 6] and return [B, 3].
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -29,7 +31,7 @@ class Tied(Blocks):
         super().__init__(inner=(9, 14, 9))
         self.again = nn.Linear(INPUTS, WIDTH)
         self.again.weight = self.into.weight
-        self.blocks[2].down.weight = self.blocks[0].down.weight
+        self.blocks[2].get_submodule("down").weight = self.blocks[0].get_parameter("down.weight")
 
     def last(self, x, y):
         return self.out(y + self.again(x))
@@ -56,7 +58,7 @@ class Frozen(Blocks):
         super().__init__()
         for module in (self.into, self.blocks[0], self.blocks[2]):
             module.requires_grad_(False)
-        self.blocks[1].up.bias.requires_grad_(False)
+        self.blocks[1].get_parameter("up.bias").requires_grad_(False)
         self.out.weight.requires_grad_(False)
 
 
@@ -75,7 +77,7 @@ class RoadsBlock(Block):
     def __init__(self, width: int, inner: int):
         super().__init__(width, inner)
         self.high, self.low = nn.Linear(width, width), nn.Linear(width, width)
-        self.is_high = None
+        self.is_high: Any = None
 
     def compute(self, x):
         y, out = super().compute(x), torch.zeros_like(x)
@@ -159,7 +161,7 @@ class BufferedBlock(Block):
         self.register_buffer("shift", torch.rand(width), persistent=False)
 
     def compute(self, x):
-        return super().compute(x) * self.scale + self.shift + self.count % 7 / 10
+        return super().compute(x) * self.scale + self.shift + self.get_buffer("count") % 7 / 10
 
 
 class Buffered(Blocks):
@@ -202,4 +204,4 @@ class Normed(Blocks):
 
     def __init__(self):
         super().__init__()
-        self.blocks[-1].batch_norm.eval()
+        self.blocks[-1].get_submodule("batch_norm").eval()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch.autograd import Variable
 
 from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.compare import total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.overlapped_ddp.launch_queue import (
     Bucket,
@@ -67,7 +68,7 @@ class LoggedSync:
         """Run a backward through these parameters, if any. Returns the log, with when each gradient was complete."""
         self.diary.clear()
         if used:
-            sum(self.buckets[bucket_index].parameters[index].sum() for bucket_index, index in used).backward()
+            total_of(self.buckets[bucket_index].parameters[index].sum() for bucket_index, index in used).backward()
         return self.diary[:]
 
     def finish(self) -> list[Event]:

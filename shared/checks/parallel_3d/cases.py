@@ -6,6 +6,7 @@ The ranks import this module.
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import total_of
 from shared.checks.engine.sizes import LARGE_ON
 from shared.checks.models.small_gpts import TOKENS, SmallGPT
 from shared.models import TinyGPT, gpt_layers
@@ -20,7 +22,10 @@ from shared.models import TinyGPT, gpt_layers
 AXES = ("dp", "pp", "tp")
 STEPS = 3
 PLAIN = SmallGPT()
-_ADAM = {"lr": 1e-2, "eps": 1e-3}  # with a larger eps, a gradient near 0 does not become a step of size lr
+_ADAM: dict[str, Any] = {
+    "lr": 1e-2,
+    "eps": 1e-3,
+}  # with a larger eps, a gradient near 0 does not become a step of size lr
 _SGD = {"lr": 0.5}
 
 
@@ -62,6 +67,11 @@ class Plan:
         clip = f", max_norm {self.max_norm:g}" if self.max_norm is not None else ""
         return f"dp={self.dp}, pp={self.pp}, tp={self.tp}{zero}{frozen}{clip}, {self.schedule}"
 
+    @classmethod
+    def sized(cls, sizes: dict[str, int], **others: Any) -> "Plan":
+        """Return a plan for a mesh of these sizes."""
+        return replace(cls(**others), **sizes)
+
     @property
     def sizes(self) -> dict[str, int]:
         return {axis: getattr(self, axis) for axis in AXES}
@@ -75,7 +85,7 @@ class Plan:
         return torch.optim.AdamW if self.adam else torch.optim.SGD
 
     @property
-    def defaults(self) -> dict[str, float]:
+    def defaults(self) -> dict[str, Any]:
         settings = _ADAM if self.adam else _SGD
         return settings | {"lr": settings["lr"] * self.learning_rate_factor}
 
@@ -91,7 +101,8 @@ class Plan:
         generator, vocabulary = torch.Generator().manual_seed(attempt.draw_seed()), self.model.vocabulary
         sizes = [self.global_batch * (1 + number % 2) for number in range(self.steps * self.batches)]
         shapes = [(2, size, TOKENS) for size in sizes]
-        return [tuple(torch.randint(vocabulary, shape, generator=generator)) for shape in shapes]
+        draws = [torch.randint(vocabulary, shape, generator=generator) for shape in shapes]
+        return [(inputs, targets) for inputs, targets in draws]
 
     def on(self, rank: int) -> dict[str, int]:
         """Return a rank's coordinates."""
@@ -197,7 +208,7 @@ def one_process(plan: Plan, seed: int, batches: list[tuple[torch.Tensor, torch.T
         of_replicas = [_gradients(plan, model, chain, of_step, replica) for replica in range(plan.dp)]
         optimizer.zero_grad()
         losses = [model(x, y) for x, y in of_step]
-        sum(losses).backward()
+        total_of(losses).backward()
         gradients = copied_gradients(chain)
         norm = None if plan.max_norm is None else nn.utils.clip_grad_norm_(trained, plan.max_norm)
         clipped = copied_gradients(chain)
@@ -214,5 +225,5 @@ def copied_gradients(chain: nn.Sequential) -> dict[str, torch.Tensor | None]:
 
 def _gradients(plan: Plan, model, chain, batches: list, replica: int) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    sum(model(x.chunk(plan.dp)[replica], y.chunk(plan.dp)[replica]) for x, y in batches).backward()
+    total_of(model(x.chunk(plan.dp)[replica], y.chunk(plan.dp)[replica]) for x, y in batches).backward()
     return {name: p.grad.clone() for name, p in chain.named_parameters() if p.grad is not None}

@@ -46,9 +46,10 @@ Chunk.check("frozen", world_sizes=(1,))(messages.frozen_layers_need_no_backward)
 
 @Pipeline.check("plain model", world_sizes=(2,))
 def a_plain_model_trains_on_two_stages(attempt: Attempt) -> None:
-    for trained in train(attempt, Stack(layers=4), longer=False):
+    case = Stack(layers=4)
+    for trained in train(attempt, case, longer=False):
         judge_layout(trained)
-        training.judge_scale(trained)
+        training.judge_scale(trained, case)
         judge_outputs(trained)
         judge_gradients(trained)
 

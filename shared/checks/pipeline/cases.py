@@ -5,6 +5,7 @@ The ranks import this module.
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ def weights_last(stages: int, micro_batches: int) -> list[list[Action]]:
     return [actions for _ in range(stages)]
 
 
-def seeded(seed: int, build, dtype: torch.dtype) -> nn.Module:
+def seeded(seed: int, build, dtype: torch.dtype) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build().to(dtype)
@@ -86,7 +87,7 @@ class Stack(Case):
         return seeded(seed, self._build, torch.float64)
 
     def _build(self) -> nn.Module:
-        layers = [
+        layers: list[Any] = [
             nn.Tanh() if index % 2 else nn.Linear(self.width_of(index // 2), self.width_of(index // 2 + 1))
             for index in range(self.layers)
         ]
@@ -108,7 +109,8 @@ class Stack(Case):
     def draw_batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         widths = self.width_of(0), self.width_of((self.layers + 1) // 2)
         shapes = [(self.micro_batches * self.samples, 3, width) for width in widths]
-        return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        x, y = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        return x, y
 
     def split(self, piece, module: nn.Module, group):
         chunks = {"chunks": self.chunks} if self.schedule == "interleaved" else {}
@@ -128,7 +130,7 @@ class Stack(Case):
     def shards(self, split) -> dict[str, Shard]:
         return {name: Shard(parameter) for name, parameter in split.stage_parameters().items()}
 
-    def own_parameters(self, module: nn.Module, index: int, size: int) -> set[nn.Parameter]:
+    def own_parameters(self, module, index: int, size: int) -> set[nn.Parameter]:
         """Return the parameters of a stage."""
         layers = list(module)
         own = parts_of(len(layers), self.positions(size))[index::size]
@@ -185,7 +187,8 @@ class Text(Stack):
 
     def draw_batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (2, self.micro_batches * self.samples, TOKENS)
-        return tuple(torch.randint(VOCABULARY, shape, generator=generator))
+        tokens, targets = torch.randint(VOCABULARY, shape, generator=generator)
+        return tokens, targets
 
     def loss_of(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output.flatten(0, 1), y.flatten())

@@ -87,14 +87,14 @@ def _judge_chunk(
         if is_first:
             if gradient is not None:
                 raise Wrong(f"{what}: run_backward returns a tensor, expected None", "Hint: who needs this gradient?")
-        elif gradient is None or not nearly_equal(gradient, x.grad):
-            found_it = "it is None" if gradient is None else first_difference(gradient, x.grad)
+        elif gradient is None or x.grad is None or not nearly_equal(gradient, x.grad):
+            found_it = "it is None" if gradient is None or x.grad is None else first_difference(gradient, x.grad)
             hint = "Hint: which tensor's gradient does the previous stage need, and is that tensor a leaf?"
             raise Wrong(f"{what}: the gradient of input {index}: {found_it}", hint)
     for name, parameter in layers.named_parameters():
-        own = found["gradients"].get(name)
-        if own is None or not nearly_equal(own, parameter.grad):
-            found_it = "it is None" if own is None else first_difference(own, parameter.grad)
+        own, right = found["gradients"].get(name), parameter.grad
+        if own is None or right is None or not nearly_equal(own, right):
+            found_it = "it is None" if own is None or right is None else first_difference(own, right)
             raise Wrong(f"{what}: the gradient of {name}: {found_it}", "Hint: does each micro-batch add to it?")
     if found["marked"]:
         message = f"{what}: after run_forward, the tensor that was given as x requires a gradient"

@@ -35,12 +35,12 @@ class Asked:
         return f"{self.stages} stages, {self.micro_batches} micro-batches{chunks}{limit}"
 
 
-def probe_schedule(build: Callable, asked: Asked) -> list[list[tuple[str, int, int]]]:
+def probe_schedule(build: Callable, asked: Asked) -> list[list[tuple]]:
     """Build a schedule on a rank. Returns it as tuples, whatever sequences the student's function returns."""
     return [[tuple(Action(*action)) for action in actions] for actions in build(*asked.arguments)]
 
 
-def probe_alternate(alternate: Callable, micro_batches: int, warm_up: int) -> list[tuple[str, int, int]]:
+def probe_alternate(alternate: Callable, micro_batches: int, warm_up: int) -> list[tuple]:
     forwards, backwards = ([Action(kind, index) for index in range(micro_batches)] for kind in "FB")
     found = [tuple(Action(*action)) for action in alternate(forwards, backwards, warm_up)]
     if (len(forwards), len(backwards)) != (micro_batches, micro_batches):
@@ -175,7 +175,9 @@ def limits_are_kept(attempt: Attempt) -> None:
 
 def judge_under_limit(attempt: Attempt, asked: Asked) -> None:
     schedule = built(attempt, asked)
-    judge_in_flight(asked, schedule, lambda stage: asked.limit)
+    assert asked.limit is not None
+    limit = asked.limit
+    judge_in_flight(asked, schedule, lambda stage: limit)
     found, allowed = schedules.simulate(schedule).total, units_under_limit(asked)
     if found > allowed + 1e-9:
         message = f"{asked}: the schedule takes {found:g} units; expected at most {allowed:g}"
@@ -184,7 +186,8 @@ def judge_under_limit(attempt: Attempt, asked: Asked) -> None:
 
 def units_under_limit(asked: Asked) -> int:
     """Return how long a pipeline takes whose stages run a backward if they can, and otherwise a forward if they may."""
-    last, micro_batches = asked.stages - 1, asked.micro_batches
+    last, micro_batches, limit = asked.stages - 1, asked.micro_batches, asked.limit
+    assert limit is not None
     inputs, gradients = [deque() for _ in range(last + 1)], [deque() for _ in range(last + 1)]
     inputs[0].extend([0] * micro_batches)  # when each input of a stage has arrived; those of the first one at once
     free_at, held, left, now = [0] * (last + 1), [0] * (last + 1), (last + 1) * micro_batches, 0
@@ -197,7 +200,7 @@ def units_under_limit(asked: Asked) -> int:
                 free_at[stage], held[stage], left = now + 2, held[stage] - 1, left - 1
                 if stage:
                     gradients[stage - 1].append(now + 2)
-            elif inputs[stage] and inputs[stage][0] <= now and held[stage] < asked.limit:
+            elif inputs[stage] and inputs[stage][0] <= now and held[stage] < limit:
                 inputs[stage].popleft()
                 free_at[stage], held[stage] = now + 1, held[stage] + 1
                 (gradients[stage] if stage == last else inputs[stage + 1]).append(now + 1)
@@ -222,7 +225,7 @@ def chunks_shrink_the_bubble(attempt: Attempt) -> None:
 
 
 def judge_interleaved(asked: Asked, schedule: list[list[Action]]) -> None:
-    p, v = asked.stages, asked.chunks
+    p, v = asked.stages, asked.chunks or 1
     warm_ups = [2 * (p - stage - 1) + (v - 1) * p for stage in range(p)]
     judge_warm_up(asked, schedule, lambda stage: warm_ups[stage])
     judge_in_flight(asked, schedule, lambda stage: warm_ups[stage] + 1)

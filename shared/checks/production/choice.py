@@ -241,7 +241,7 @@ def judge(attempt: Attempt, cases: list[Case], rules: dict[str, tuple[Rule, str]
             what, expected, hint = _compare(case, ways, found, best)
             raise Wrong(f"{case}: chose {context}{what}; expected {expected}", _hint(cases, chosen, rules) or hint)
         way = _way_of(found, ways)
-        if way is not None and not abs(found[3] - way.step_s) <= 1e-9 * way.step_s:
+        if found is not None and way is not None and not abs(found[3] - way.step_s) <= 1e-9 * way.step_s:
             evidence = f"{case}: chose {context}, with step_s={found[3]:.6g}; expected {way.step_s:.6g}"
             raise Wrong(evidence, "Hint: which arguments do you pass to step_seconds()?")
 
@@ -256,7 +256,7 @@ def _compare(case: Case, ways: list[Way], found: tuple | None, best: Way | None)
     expected = "None, because nothing fits" if best is None else f"{best}, which takes {best.step_s:.6g} s"
     if found is None:
         hint = "Hint: do you try this one, and how much of a GPU's memory may be used?"
-        return "", f"{best}, which {needs(best)}", hint
+        return "", f"{best}, which {needs(best)}" if best else expected, hint
     if way is None:
         hint = f"Hint: which group sizes and which kinds of checkpointing do you try at stage {found[0]}?"
         return ", which is not one of the strategies to try", expected, hint
@@ -323,7 +323,8 @@ def draw_cases(attempt: Attempt, rules: dict[str, tuple[Rule, str]], draw=draw_c
         if not case.is_clear(ways):
             continue
         by_rule = {name: rule(case, ways) for name, (rule, _) in rules.items()}
-        exposed = [name for name in open_rules if not _is_right(by_rule[name] and by_rule[name].choice, case, ways)]
+        chosen = {name: way and way.choice for name, way in by_rule.items()}
+        exposed = [name for name in open_rules if not _is_right(chosen[name], case, ways)]
         apart = {pair for pair in open_pairs if not _alike(*(by_rule[name] for name in pair))}
         if exposed or apart:
             cases.append(case)

@@ -1,6 +1,7 @@
 """Train a model sharded by fully_shard on ranks, and judge its layout, memory and values."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from shared import memory
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import RELATIVE_TOLERANCE, nearly_equal
+from shared.checks.engine.compare import RELATIVE_TOLERANCE, nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
 from shared.checks.engine.sharded.training import reference
@@ -123,7 +124,7 @@ class Sharding(UnitPlan):
         return self.options.get("reduce_dtype") or self.computed
 
 
-def shard(fully_sharded, module: nn.Module, plan: Sharding) -> nn.Module:
+def shard(fully_sharded, module: nn.Module, plan: Sharding) -> Any:
     """Let the student's function shard a module."""
     options = dict(plan.options)
     if unit_models.KINDS[plan.model].units:
@@ -179,7 +180,7 @@ def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
     for number, expected in enumerate(reference(plan, draw, list(range(attempt.world_size))).steps):
         context = f"{plan}, step {number + 1}"
         steps = [result["steps"][number] for result in found]
-        loss = sum(step["loss"] for step in steps) / len(steps)
+        loss = total_of(step["loss"] for step in steps) / len(steps)
         if not nearly_equal(loss, expected["loss"], tolerance):
             hint = "Hint: are the parameters and buffers that each rank computes with correct?"
             raise Wrong(f"{context}: the mean of the losses is {loss:.6g}, expected {expected['loss']:.6g}", hint)

@@ -178,7 +178,7 @@ def _causes(actual: tuple, alone: list[float], together: list[float]) -> list[st
         (high(alone[1:]), _median_difference(alone[1:], together[1:], high), _EVEN),
         (low(alone[1:]), _median_difference(alone[1:], together[1:], low), _EVEN),
     ]
-    if hints := [hint for *values, hint in known if _same(actual, values)]:
+    if hints := [hint for *values, hint in known if _same(actual, tuple(values))]:
         return list(dict.fromkeys(hints))
     if _same(actual, (first, second - first)):
         return ["This is the difference of the medians. Hint: from which rounds may the two medians come?"]

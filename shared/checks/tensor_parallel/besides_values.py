@@ -10,7 +10,7 @@ from torch import nn
 from shared import wire
 from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import nearly_equal
+from shared.checks.engine.compare import nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.model_parallel.probe import join_one_of
 from shared.checks.tensor_parallel.cases import BATCH, TOKENS, loss_traffic, own_part
@@ -83,7 +83,7 @@ def probe_calls(operator, seed: int) -> list[str]:
         alone.append((y.detach().clone(), gradient.clone()))
 
     outputs = [operator(x, its_group) for x, its_group in zip(inputs, groups, strict=True)]
-    gradients = torch.autograd.grad(sum(y.square().sum() for y in outputs), inputs)
+    gradients = torch.autograd.grad(total_of(y.square().sum() for y in outputs), inputs)
     differs = []
     for index, (y, gradient, (own_y, own_gradient)) in enumerate(zip(outputs, gradients, alone, strict=True)):
         differs += [] if nearly_equal(y.detach(), own_y) else [f"the output of call {index + 1}"]
@@ -157,6 +157,7 @@ def probe_loss(vocab_parallel_cross_entropy, logits: torch.Tensor, targets: torc
     with instrumentation.listening() as calls:
         loss = vocab_parallel_cross_entropy(own, targets.to(device_here()))
     loss.backward()
+    assert own.grad is not None, "the logits have no gradient after backward()"
     return {"loss": loss.item(), "gradient": own.grad.cpu(), "sent": _sent_bytes(calls)}
 
 
@@ -170,8 +171,8 @@ def a_loss_of_bf16_logits_is_exact(attempt: Attempt) -> None:
     targets = torch.randint(_OUTPUTS, (BATCH, TOKENS), generator=generator)
     exact = logits.double().requires_grad_()
     loss = F.cross_entropy(exact.flatten(0, 1), targets.flatten())
-    loss.backward()
-    expected, gradients = loss.item(), exact.grad.chunk(attempt.world_size, -1)
+    (exact_gradient,) = torch.autograd.grad(loss, exact)
+    expected, gradients = loss.item(), exact_gradient.chunk(attempt.world_size, -1)
     for rank, found in enumerate(attempt.run(probe_loss, logits, targets, context="bf16 logits")):
         if not abs(found["loss"] - expected) <= 1e-5 * expected:
             message = f"bf16 logits: the loss is {found['loss']:.7g}, expected {expected:.7g}"
@@ -228,7 +229,8 @@ def _judge(rank: int, found: dict, expected: float, whole: nn.Module, context: s
         message = f"{context}: the loss is {found['loss']:.5g}, expected about {expected:.5g}"
         raise Wrong({rank: message}, "Hint: which sums have many terms, and in which dtype are they added up?")
     gradient = found["gradient"]
-    reference = whole.blocks[0].norm_1.weight.grad
+    reference = whole.get_parameter("blocks.0.norm_1.weight").grad
+    assert reference is not None
     cosine = F.cosine_similarity(gradient.double(), reference.double(), 0)
     if gradient.dtype != torch.bfloat16 or not cosine > _LEAST_COSINE:
         message = f"{context}: the gradient of blocks.0.norm_1.weight points in another direction than in one process"

@@ -1,6 +1,7 @@
 """Training with AdamW and with clipped gradients, compared with one process."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,10 @@ from shared.wire import instrumentation
 
 STEPS = 5
 CLIPS, LEAVES = 0.05, 1000.0  # the gradients have norms between 1 and 50
-_ADAM = {"lr": 1e-2, "eps": 1e-3}  # with a larger eps, a gradient near 0 does not become a step of size lr
+_ADAM: dict[str, Any] = {
+    "lr": 1e-2,
+    "eps": 1e-3,
+}  # with a larger eps, a gradient near 0 does not become a step of size lr
 _TOLERANCE = 1e-9
 _SGD_LR = 0.1  # with 1.0, the steps amplify a permitted difference of 1e-6 beyond the tolerance
 _CLIP_TOLERANCE = 1e-6  # torch adds 1e-6 to a norm before it divides by it, which need not be imitated
@@ -183,6 +187,7 @@ def probe_norm(parallelize, case: Model, seed: int, tokens: torch.Tensor, target
     model(tokens.to(device_here()), targets.to(device_here())).backward()
     squares = {True: 0.0, False: 0.0}
     for shard in {id(each.tensor): each for each in case.shards(model).values()}.values():
+        assert shard.tensor.grad is not None, "a parameter has no gradient after backward()"
         squares[shard.dim is not None] += shard.tensor.grad.double().square().sum().item()
     norm = torch.as_tensor(model.clip_grad_norm_(LEAVES))
     return {"norm": norm.item(), "of shards": squares[True], "of replicas": squares[False]}

@@ -12,7 +12,7 @@ from torch import nn
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
+from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.sharded.flat_layout import Shapes, draw_shapes
@@ -62,7 +62,8 @@ def _unshard(flat) -> tuple[object, bool]:
 
     In that case, do not wait again, because gloo never completes a second wait for the same receive.
     """
-    with completion.watching(_Waits()) as waits:
+    waits = _Waits()
+    with completion.watching(waits):
         handle = flat.unshard()
     if hasattr(handle, "wait") and not waits.count:
         handle.wait()
@@ -109,7 +110,7 @@ def probe_shards(sharded, case: Case, seed: int) -> dict:
     # The tensors saved for backward are views of the storage that was used in forward.
     found["same storage"] = there and same and flat.flat_param.untyped_storage()._cdata == storage._cdata
     if found["same storage"] and case.trainable:
-        sum(outputs).backward()
+        total_of(outputs).backward()
         found["gradients"] = [None if each.grad is None else each.grad.cpu() for each in parameters]
     return found
 

@@ -63,7 +63,7 @@ def probe_unit(unit_class, count: int, calls: list[str]) -> list[Found]:
         for call in calls:
             log.clear()
             if call == "state = BACKWARD":
-                unit.state = states["BACKWARD"]
+                unit.state = states.BACKWARD
             else:
                 getattr(unit, call)()
             found.append(_look(unit, log))

@@ -7,7 +7,14 @@ import torch.distributed as dist
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import MOST_DIVISOR, describe_calls, first_difference, nearly_equal, tolerance_of
+from shared.checks.engine.compare import (
+    MOST_DIVISOR,
+    describe_calls,
+    first_difference,
+    nearly_equal,
+    tolerance_of,
+    total_of,
+)
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
@@ -161,7 +168,7 @@ def _judge_means(how: Gradients, found: dict[int, list[dict]]) -> None:
     for number, way in enumerate(how.ways):
         rounds = {rank: each[number] for rank, each in found.items()}
         own = {rank: _flat(each["own"], how.model, len(found)) for rank, each in rounds.items()}
-        mean = (sum(own.values()) / len(own)).view(len(own), -1)
+        mean = (total_of(own.values()) / len(own)).view(len(own), -1)
         for index, (rank, each) in enumerate(rounds.items()):
             if not nearly_equal(each["mean"].flatten(), mean[index], tolerance_of([mean])):
                 difference = first_difference(each["mean"].flatten(), mean[index])

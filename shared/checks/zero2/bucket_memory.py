@@ -6,7 +6,7 @@ import torch
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import first_difference, nearly_equal
+from shared.checks.engine.compare import first_difference, nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
@@ -77,7 +77,7 @@ def no_gradient_counts_as_zeros(attempt: Attempt) -> None:
         except Wrong as wrong:
             wrong.hint = wrong.hint or hint
             raise
-        flat = sum(each["own"] for each in found) / size
+        flat = total_of(each["own"] for each in found) / size
         expected = torch.cat([flat, flat.new_zeros(-len(flat) % size)]).view(size, -1)
         for rank, each in enumerate(found):
             if not each["known"]:

@@ -154,7 +154,7 @@ def _train(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
 
     def note(when: str) -> None:
         began_s, held_bytes = time.perf_counter(), living_bytes() - before_bytes
-        while held_bytes > most_bytes[when] and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
+        while most_bytes and held_bytes > most_bytes[when] and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
             time.sleep(0.01)
             held_bytes = min(held_bytes, living_bytes() - before_bytes)
         found["held"][when] = held_bytes
@@ -166,7 +166,7 @@ def _train(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
     for _ in range(2):
         with memory.peak(wrapped, wrapped) if most_bytes is None else contextlib.nullcontext() as peak:
             backward()
-        if most_bytes is None:
+        if peak is not None:
             grown = [sample.held.total_bytes - sample.held.activations_bytes for sample in peak.samples]
             found["peaks"].append(max(grown) - grown[0])
             found["links"] = _links_of(wrapped)

@@ -4,6 +4,7 @@ The checks never use elapsed time. They judge which buckets have been launched w
 """
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ _HINT_ON_HOOKS = (
 )
 
 
-def wrap(zero2, sizes: Sizes, seed: int, group=None):
+def wrap(zero2, sizes: Sizes, seed: int, group=None) -> tuple[Any, Any]:
     """Wrap a model with SGD. Return the wrapper, and the module in it."""
     module = sizes.build(seed).to(device_here())
     further = {} if group is None else {"group": group}

@@ -8,7 +8,7 @@ from torch import nn
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal, tolerance_of
+from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal, tolerance_of, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
@@ -76,7 +76,8 @@ def probe_rounds(sharded_bucket, how: Reduced, rank: int, seed: int, x, y) -> li
         first = None if shard.grad is None else shard.grad.detach().cpu().clone()
         with instrumentation.listening() as found["calls"]["again"]:
             bucket.wait()
-        found |= {"same": first is None or torch.equal(first, shard.grad.cpu()), "grad": first}
+        again = None if shard.grad is None else shard.grad.cpu()
+        found |= {"same": first is None or (again is not None and torch.equal(first, again)), "grad": first}
         rounds.append(found)
         x = awkward.other_branches(x)
     return rounds
@@ -111,7 +112,7 @@ def _judge_means(attempt: Attempt, how: Reduced) -> None:
     for number, adds_up in enumerate(ROUNDS):
         rounds = {rank: each[number] for rank, each in found.items()}
         flats = {rank: _flat(each["own"], how, len(found)) for rank, each in rounds.items()}
-        means.append((sum(flats.values()) / len(flats)).view(len(flats), -1))
+        means.append((total_of(flats.values()) / len(flats)).view(len(flats), -1))
         expected = means[-2] + means[-1] if adds_up else means[-1]
         for index, (rank, each) in enumerate(rounds.items()):
             _judge_left(rank, each, how)

@@ -51,6 +51,8 @@ class WrapperRun(Run):
         index: this rank's index in its group.
     """
 
+    plan: WrapperPlan
+
     def __init__(self, zero2, module, plan: WrapperPlan, index: int = 0, group=None):
         further = {} if group is None else {"group": group}
 

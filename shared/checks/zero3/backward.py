@@ -111,7 +111,7 @@ def probe_hooks(wrapper, seed: int, x, y) -> dict[str, list] | None:
     calls.clear()
     first, prefetcher = units[0], wrapped.prefetcher
     first.wait_for_unshard()
-    first.state = type(first.state)["BACKWARD"]
+    first.state = type(first.state).BACKWARD
     prefetcher.in_forward = lambda unit: calls.append(("prefetcher.in_forward()", units.index(unit)))
     module.blocks[0](x.new_zeros(2, WIDTH))
     return found | {"in BACKWARD": calls[:]}

@@ -5,6 +5,8 @@ differently is judged by its backward alone. Full state dicts equal what a plain
 can load them.
 """
 
+from typing import Any
+
 import torch
 
 from shared.checks.engine.attempts import Attempt, on_each
@@ -37,7 +39,7 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
     x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
-    found = {"states": [], "rejected": []}
+    found: dict[str, Any] = {"states": [], "rejected": []}
     for each in foreign:
         try:
             wrapped.load_full_state_dict(each)

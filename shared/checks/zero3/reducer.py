@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from shared.checks.engine.attempts import Attempt
+from shared.checks.engine.compare import total_of
 from shared.checks.engine.failures import Wrong
 
 _HINT_ON_HOOKS = "Hint: which methods may launch a collective, and which may only pack?"
@@ -43,7 +44,9 @@ class LoggedBucket:  # Students see this name in error messages.
 
 def _use(buckets: list[LoggedBucket], used: dict[int, list[int]]) -> None:
     """Run a backward in which some parameters of some buckets get a gradient."""
-    sum(buckets[number].parameters[index].sum() for number, indices in used.items() for index in indices).backward()
+    total_of(
+        buckets[number].parameters[index].sum() for number, indices in used.items() for index in indices
+    ).backward()
 
 
 def probe_reducer(reducer_class, used: dict[int, list[int]], order: list[int]) -> dict[str, list[tuple]]:

@@ -9,7 +9,7 @@ from shared.plots.buckets import bucket_style
 from shared.plots.diagrams.drawing import MESSAGE, PAPER, WAITS, WORLD_SIZE, Clock, Drawing
 
 _CAP_MB = 20
-_GRADIENTS_MB = {"embedding": 10, "block 0": 8, "block 1": 8, "block 2": 8, "norm": 4, "output": 8}
+_GRADIENTS_MB: dict[str, float] = {"embedding": 10, "block 0": 8, "block 1": 8, "block 2": 8, "norm": 4, "output": 8}
 
 
 def in_buckets(sizes_mb: dict[str, float], cap_mb: float) -> list[list[str]]:

@@ -153,7 +153,7 @@ def fsdp_hooks(blocks: int = 2) -> Figure:
         drawing.text(0.15, top + 0.17, unit, "heading", ha="left", weight="bold")
         drawing.line((clock.x(0), top + 0.17), (clock.x(len(calls) - 1), top + 0.17), color="0.8", zorder=0)
         moments = [moment for moment, call in enumerate(calls) if call.unit == unit]
-        spans = [(moments[0], moments[-1])] if unit == "root" else [tuple(moments[:2]), tuple(moments[2:])]
+        spans = [(moments[0], moments[-1])] if unit == "root" else [(moments[0], moments[1]), (moments[2], moments[3])]
         for span in spans:
             clock.span(drawing, top, span, "", 0.34, facecolor=COMPUTE)
     numbers = {hook: number for number, hook in enumerate(HOOKS, 1)}
@@ -209,7 +209,7 @@ class StreamsRun:
 
     def __init__(self, units: int = _UNITS, blocking: bool = False):
         self.blocking, self.tasks = blocking, []
-        self._free_ms = dict.fromkeys((*STREAMS, "wire"), 0.0)
+        self._free_ms: dict[str, float] = dict.fromkeys((*STREAMS, "wire"), 0.0)
         self._gathered: dict[int, Task] = {}
         copied: dict[int, Task] = {}  # by unit: the copy-out of forward
         for unit in range(units):
@@ -250,7 +250,7 @@ def streams() -> Figure:
     on_streams, in_order = StreamsRun(), StreamsRun(blocking=True)
     drawing = Drawing(8.8, 5.65, "A drawing, not a recording: one step of FSDP2 with streams, and without")
     clock = Clock(1.75, drawing.width_in - 0.3, 0, in_order.ended_ms)
-    tops = dict(zip(STREAMS, (0.95, 1.5, 2.1, 2.75), strict=True))
+    tops: dict[str, float] = dict(zip(STREAMS, (0.95, 1.5, 2.1, 2.75), strict=True))
     for stream, top in tops.items():
         drawing.text(0.15, top + 0.17, f"{stream} stream", ha="left")
     drawing.text(0.15, 0.68, "GPU, 4 streams", "heading", ha="left", weight="bold")

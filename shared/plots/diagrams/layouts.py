@@ -18,7 +18,8 @@ def devices_of_tile(tile: tuple[int, int], axes: tuple[str | None, str | None]) 
     """Return the devices that hold a tile, if the dimensions of the weight are split along these axes of the mesh."""
     found = []
     for device in range(MESH[0] * MESH[1]):
-        index = dict(zip(("x", "y"), divmod(device, MESH[1]), strict=True))
+        row, column = divmod(device, MESH[1])
+        index = {"x": row, "y": column}
         if all(axis is None or index[axis] == own for axis, own in zip(axes, tile, strict=True)):
             found.append(device)
     return found

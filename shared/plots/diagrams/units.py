@@ -119,7 +119,7 @@ class UnitsRun:
         self.all_gathers: list[Span] = []
         self.reduce_scatters: list[Span] = []
         self.states: list[Span] = []  # SHARDED, UNSHARDING, or UNSHARDED, also for BACKWARD
-        self._state = dict.fromkeys(range(units), ("SHARDED", 0.0))
+        self._state: dict[int, tuple[str, float]] = dict.fromkeys(range(units), ("SHARDED", 0.0))
         for unit in range(units):
             self._unshard(unit)
             self._wait_for_unshard(unit)

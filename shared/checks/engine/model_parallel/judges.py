@@ -4,13 +4,14 @@ A chapter trains a `Case` once per world size and passes the result to the judge
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from shared import wire
 from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.compare import RELATIVE_TOLERANCE, describe_calls, first_difference, nearly_equal
+from shared.checks.engine.compare import RELATIVE_TOLERANCE, describe_calls, first_difference, nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.model_parallel.case import (
     STEPS,
@@ -105,9 +106,9 @@ def of_a_shard(held: Held, whole: torch.Tensor) -> str:
     return "Hint: which indices of the whole parameter belong to this rank?"
 
 
-def _add_up_to(parts: list[torch.Tensor | None], expected: torch.Tensor) -> bool:
+def _add_up_to(parts: Sequence[torch.Tensor | None], expected: torch.Tensor) -> bool:
     alike = [part for part in parts if part is not None and part.shape == expected.shape]
-    return len(alike) == len(parts) and nearly_equal(sum(alike), expected)
+    return len(alike) == len(parts) and nearly_equal(total_of(alike), expected)
 
 
 TIMES_AS_MANY = range(2, 20)  # Drawn batches on two ranks are larger by a factor from this range.
@@ -274,6 +275,7 @@ def _judge_input_gradients(trained: Trained, reference: Step, steps: dict[int, d
         message = f"{trained.at(step_index)}, the gradient of the inputs"
         if found is None:
             raise Wrong({rank: f"{message} is None"}, HINT_ON_GRAPH)
+        assert expected is not None  # The case differentiates the inputs.
         if not nearly_equal(found, expected):
             every = [each["input_gradient"] for each in steps.values()]
             size, otherwise = len(trained.members), trained.case.hint_on_gradient

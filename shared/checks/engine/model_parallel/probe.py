@@ -3,6 +3,7 @@
 import contextlib
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,7 +69,7 @@ def _step(case: Case, split, x, y, learning_rate: float) -> dict:
         output = Shard(_copied(output.tensor), output.dim, tuple(output.index))
     if loss is not None:
         loss = _copied(torch.as_tensor(loss))
-    done = {"output": output, "loss": loss, "input_gradient": _copied(x.grad)}
+    done = {"output": output, "loss": loss, "input_gradient": _copied_gradient(x)}
     done |= {"shards": _held(case, split), "calls": dict(calls)}
     descend(_parameters(case, split), learning_rate)
     return done | {"state": _held(case, split)}
@@ -81,13 +82,17 @@ def _parameters(case: Case, split) -> list[torch.Tensor]:
 
 def _held(case: Case, split) -> dict[str, Held]:
     return {
-        name: Held(Shard(_copied(each.tensor), each.dim, tuple(each.index)), _copied(each.tensor.grad))
+        name: Held(Shard(_copied(each.tensor), each.dim, tuple(each.index)), _copied_gradient(each.tensor))
         for name, each in case.shards(split).items()
     }
 
 
-def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().cpu().clone()
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().clone()
+
+
+def _copied_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    return None if tensor.grad is None else _copied(tensor.grad)
 
 
 def probe_memory(piece, case: Case, seed: int, most_bytes: int, batches: list) -> dict[str, int]:
@@ -117,5 +122,5 @@ def join_one_of(groups: list[list[int]]) -> tuple[dist.ProcessGroup | None, list
     """
     if len(groups) == 1:
         return None, groups[0]
-    formed = [dist.new_group(members) for members in groups]
+    formed: list[Any] = [dist.new_group(members) for members in groups]
     return next((group, members) for group, members in zip(formed, groups, strict=True) if dist.get_rank() in members)

@@ -29,7 +29,7 @@ class _Clipped(Causes):
 
     def of(self, *found) -> str:
         below = "Hint: what happens to gradients whose norm is below max_norm?"
-        return below if self.norm <= self.plan.max_norm else super().of(*found)
+        return below if self.plan.max_norm is not None and self.norm <= self.plan.max_norm else super().of(*found)
 
     def otherwise(self) -> str:
         return _HINT_ON_FACTOR
@@ -52,6 +52,7 @@ def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[in
         message = f"{context}, step {step_index + 1}"
         last_bound = plan.max_norm if step_index and "model" in plan.zero_grad else None
         norms = {rank: step["norm"] for rank, step in steps.items()}
+        assert plan.max_norm is not None
         _judge_norms(norms, expected, message, last_bound, plan.max_norm)
         before = {
             rank: each["steps"][step_index - 1]["state"] if step_index else each["start"]

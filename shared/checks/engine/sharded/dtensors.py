@@ -28,7 +28,7 @@ def shard_of(tensor: torch.Tensor | None) -> LocalShard | None:
     return LocalShard(local.detach().cpu().clone(), split[0] if split else None)
 
 
-def shards_of(module: nn.Module) -> dict[str, LocalShard]:
+def shards_of(module: nn.Module) -> dict[str, LocalShard | None]:
     """Return what this rank holds of a module's parameters and buffers, by name."""
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]
     return {name: shard_of(tensor) for name, tensor in named}
@@ -45,9 +45,10 @@ def assembled(shards: list[dict], copies: int = 1) -> list[dict]:
 
 
 def _whole(own: LocalShard | None, shards: list[LocalShard | None]) -> torch.Tensor | None:
-    if own is None or own.dim is None or any(each is None for each in shards):
+    locals_ = [each.local for each in shards if each is not None]
+    if own is None or own.dim is None or len(locals_) < len(shards):
         return own and own.local
-    return torch.cat([each.local for each in shards], own.dim)
+    return torch.cat(locals_, own.dim)
 
 
 def loss_of(module: nn.Module, x, y) -> torch.Tensor:

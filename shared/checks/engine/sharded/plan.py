@@ -5,6 +5,7 @@ uses torch's optimizer and all samples. The kernel replaces a gradient of None b
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -101,7 +102,7 @@ class Plan:
         return state
 
 
-def groups_of(module: nn.Module, plan: Plan):
+def groups_of(module: nn.Module, plan: Plan) -> Any:
     """Return the optimizer's first argument: an iterator over parameters, a list of them, or two param groups."""
     if not (plan.split or plan.late):
         return module.parameters()
@@ -201,7 +202,7 @@ class Run:
 
     def _losses(self, x, y) -> list[torch.Tensor]:
         """Compute the losses of the micro-batches. Their sum is the loss on the whole batch."""
-        batches = [(self.module, x, y)]
+        batches: list[tuple[Any, torch.Tensor, torch.Tensor]] = [(self.module, x, y)]
         if self.replicas is not None:
             batches = list(zip(self.replicas, x.split(SAMPLES_PER_RANK), y.split(SAMPLES_PER_RANK), strict=True))
         count = self.plan.micro_batches
@@ -234,6 +235,7 @@ class Run:
         return x[at_work], y[at_work], len(at_work) / len(x)
 
     def _clip(self) -> torch.Tensor:
+        assert self.plan.max_norm is not None
         if not self.alone:
             return self.optimizer.clip_grad_norm_(self.plan.max_norm)
         return nn.utils.clip_grad_norm_(self.module.parameters(), self.plan.max_norm)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from shared import memory
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import first_difference, nearly_equal, tolerance_of
+from shared.checks.engine.compare import first_difference, nearly_equal, tolerance_of, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.plan import LATE_STEP, Plan, Run
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
@@ -146,7 +146,7 @@ def _mean_is(losses: dict, expected: torch.Tensor, tolerance: float) -> bool:
     """Return whether the mean of these losses is the expected one. All ranks have equally many samples."""
     if not all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in losses.values()):
         return False
-    mean = sum(each.detach().cpu().double().reshape(()) for each in losses.values()) / len(losses)
+    mean = total_of(each.detach().cpu().double().reshape(()) for each in losses.values()) / len(losses)
     return nearly_equal(mean, expected.double().reshape(()), tolerance)
 
 

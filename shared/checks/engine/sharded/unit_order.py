@@ -111,7 +111,7 @@ def judge_step(
         Wrong: If one is not.
     """
     _judge_begin(rank, events, units, context)
-    if _first(events, Event("launch", 0), 0) < events.index(Event("forward", 0)):
+    if events.index(Event("launch", 0)) < events.index(Event("forward", 0)):
         evidence = (
             f"{context}, in forward: the all-gather of block 0 is launched before the root computes; expected "
             "it while the root computes"

@@ -6,6 +6,7 @@ No probe reads a parameter that may have no memory. Its values are copied while 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -123,10 +124,10 @@ class UnitPlan(Plan):
         return {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
 
 
-def shard(wrapper, module, plan: UnitPlan, group=None):
+def shard(wrapper, module, plan: UnitPlan, group=None) -> Any:
     """Build the student's wrapper. PlainZeRO3 has no `prefetch`."""
     options = dict(plan.options)
-    makers = [each.__init__ for each in wrapper.__mro__] if inspect.isclass(wrapper) else [wrapper]
+    makers = [each.__init__ for each in getattr(wrapper, "__mro__", ())] or [wrapper]
     if not any("prefetch" in inspect.signature(each).parameters for each in makers):
         options.pop("prefetch", None)
     if unit_models.KINDS[plan.model].units:
