@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,8 @@ from shared.wire import instrumentation
 
 STEPS = 5
 CLIPS = 0.05
-_ADAM = {"lr": 1e-2, "eps": 1e-3}  # with a larger eps, a gradient near 0 does not become a step of size lr
+# With a larger eps, a gradient near 0 does not become a step of size lr.
+_ADAM: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3}
 _ADAM_TOLERANCE = 1e-9
 _SGD_LR = 0.1  # with 1.0, the steps amplify a permitted difference of 1e-6 beyond the tolerance
 _CLIP_TOLERANCE = 1e-6  # torch adds 1e-6 to a norm before it divides by it, which need not be imitated
@@ -41,13 +43,13 @@ def judge_all(attempt: Attempt, case: Stack, in_groups: bool = False) -> None:
         judge_training(trained)
 
 
-def judge_scale(trained: Trained) -> None:
+def judge_scale(trained: Trained, case: Stack) -> None:
     """Check that the loss of the first step is neither 0 nor m times too large.
 
     Raises:
         Wrong: If it is. The message says so.
     """
-    expected, times = trained.expected[0].loss, trained.case.micro_batches
+    expected, times = trained.expected[0].loss, case.micro_batches
     for rank, result in trained.found.items():
         loss = result["steps"][0]["loss"]
         if loss is None or loss.shape != expected.shape:
@@ -143,6 +145,7 @@ def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, dict]:
     results = {rank: by_rank[rank] for rank in members_of(attempt, loop.in_subgroup)}
     model = loop.case.build_model(seed)
     optimizer = loop.optimizer(list(model.parameters()))
+    assert optimizer is not None  # The model has parameters.
     for index, (x, y) in enumerate(batches):
         optimizer.zero_grad()
         loss = loop.case.loss_of(model(x), y)
@@ -266,7 +269,7 @@ def probe_late(pipeline, case: Stack, token: int, late: int, seed: int, batch: t
 
     split = case.split(pipeline, model, None)
     if dist.get_rank() == 0:
-        model[0].register_forward_hook(count)
+        next(model.children()).register_forward_hook(count)
     with launches_unasked():
         if dist.get_rank() == late:
             missing = meeting.missing()
