@@ -5,7 +5,7 @@ import re
 import torch
 
 from shared.checks.engine.attempts import Attempt, on_each
-from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal
+from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.expert_parallel.exchanging import groups_of
 from shared.checks.expert_parallel.layers import (
@@ -122,7 +122,7 @@ def _judge_experts(rank: int, layer: Layer, its: dict, index: int, expected: lis
     size = len(expected)
     for name in sorted(layer.own_names(index)):
         gradient = its["gradients"][name]
-        whole = sum(each.expert_gradients[name] for each in expected)
+        whole = total_of(each.expert_gradients[name] for each in expected)
         found = torch.zeros_like(whole) if gradient is None else gradient
         if nearly_equal(found, whole):
             continue
@@ -149,7 +149,7 @@ def _judge_router(rank: int, layer: Layer, its: dict, right: Expected, expected:
     if nearly_equal(found, right.router_gradient):
         return
     hint = "The experts' gradients are right. Hint: through which tensors does the loss reach the router?"
-    if len(expected) > 1 and nearly_equal(found, sum(each.router_gradient for each in expected)):
+    if len(expected) > 1 and nearly_equal(found, total_of(each.router_gradient for each in expected)):
         hint = "It is that of all ranks' losses. Hint: whose loss does the router's gradient belong to here?"
     raise Wrong({rank: f"{layer}, the router's gradient: {first_difference(found, right.router_gradient)}"}, hint)
 

@@ -315,7 +315,8 @@ def judge_training(trained: Trained) -> None:
 def _hint_on_update(trained: Trained, step: int) -> str:
     plan = trained.plan
     if plan.zero_stage and plan.max_norm is not None:
-        if trained.expected[step].norm <= plan.max_norm:
+        norm = trained.expected[step].norm
+        if norm is not None and norm <= plan.max_norm:
             return _HINT_ON_ROOM
         return "Hint: which gradients does ZeRO1 use for its update, and are these scaled in place?"
     if plan.zero_stage and plan.dp > 1:
@@ -330,6 +331,7 @@ def judge_norms(trained: Trained, step: int = 0) -> None:
         Wrong: If it differs from that of one process.
     """
     expected = trained.expected[step].norm
+    assert expected is not None  # The plan clips.
     tolerance = _CLIP_TOLERANCE if step else _ADAM_TOLERANCE  # nothing has been scaled before the first norm
     for rank, norm in enumerate(_norms_of(trained, step)):
         if not nearly_equal(norm, expected.double(), tolerance):
@@ -361,15 +363,17 @@ def judge_clipped(trained: Trained, step: int) -> None:
     for rank, found in enumerate(trained.found):
         expected = trained.expected_on(rank, step)
         for name, gradient in found["steps"][step]["clipped"].items():
-            if expected.clipped[name] is None or gradient is None:
+            whole = expected.clipped[name]
+            if whole is None or gradient is None:
                 continue
-            own = trained.plan.shard_of(name, expected.clipped[name], rank)
+            own = trained.plan.shard_of(name, whole, rank)
             rows, before = gradient[: len(own)], found["steps"][step]["gradients"][name][: len(own)]
             if not nearly_equal(rows, own, _CLIP_TOLERANCE):
                 difference = first_difference(rows, own, _CLIP_TOLERANCE)
                 message = f"{trained.at(step)}: after clipping, the gradient of {name}: {difference}"
                 hint = "Hint: by which factor is each gradient scaled, and how often?"
-                if expected.norm <= trained.plan.max_norm:
+                max_norm = trained.plan.max_norm
+                if expected.norm is not None and max_norm is not None and expected.norm <= max_norm:
                     hint = _HINT_ON_ROOM
                 elif nearly_equal(rows, before, _CLIP_TOLERANCE):
                     hint = "It is the same as before. Hint: are the gradients scaled in place?"
@@ -403,16 +407,17 @@ def _hint_on_norm(trained: Trained, step: int, norm: float) -> str:
     """Recognize what has been counted too often."""
     plan, gradients = trained.plan, trained.expected[step].gradients
     norms = [found["steps"][step]["norm"].flatten()[0].item() for found in trained.found]
-    squares = {name: each.square().sum().item() for name, each in gradients.items() if each is not None}
+    known = {name: each for name, each in gradients.items() if each is not None}
+    squares = {name: each.square().sum().item() for name, each in known.items()}
     total, chain = sum(squares.values()), gpt_layers(plan.build_model(0))
     ends = plan.names_on(0, chain).keys() & plan.names_on(len(trained.found) - 1, chain).keys()
     tied = sum(squares[name] for name in squares if plan.pp > 1 and name in ends)
-    replicated = sum(squares[name] for name in squares if _is_replicated(plan, name, gradients[name]))
+    replicated = sum(squares[name] for name in squares if _is_replicated(plan, name, known[name]))
 
     def is_norm_of(square: float) -> bool:
         return abs(norm - square**0.5) <= 1e-6 * norm
 
-    if abs(norm - plan.max_norm) <= 1e-4 * norm:
+    if plan.max_norm is not None and abs(norm - plan.max_norm) <= 1e-4 * norm:
         return "It is max_norm. Hint: do you return the norm from before or from after scaling?"
     if max(norms) - min(norms) > 1e-9 * max(norms):
         return "The ranks have different norms. Hint: over which ranks is the sum of the squares added up?"

@@ -46,14 +46,14 @@ def longer(attempt: Attempt, plan: Plan) -> Plan:
 
 def plain_splits(attempt: Attempt) -> None:
     for sizes in ({"tp": 2}, {"pp": 2}):
-        judge_first_step(train_alone(attempt, Plan(**sizes, steps=1)))
+        judge_first_step(train_alone(attempt, Plan.sized(sizes, steps=1)))
 
 
 def splits_combine(attempt: Attempt) -> None:
     """Train on every mesh. Replicas do not know of each other."""
     for sizes in layouts(attempt.world_size):
         if sizes["dp"] < attempt.world_size or attempt.world_size == 1:
-            judge_training(train_alone(attempt, drawn(attempt, longer(attempt, Plan(**sizes)))))
+            judge_training(train_alone(attempt, drawn(attempt, longer(attempt, Plan.sized(sizes)))))
 
 
 def schedules_and_models(attempt: Attempt) -> None:
@@ -61,7 +61,7 @@ def schedules_and_models(attempt: Attempt) -> None:
         if sizes["dp"] == 1:
             schedule = attempt.random.choice(("gpipe", "zero_bubble"))
             model = attempt.random.choice((SmallGPT(tied=False, alike=True), SmallGPT(biases=True)))
-            plan = longer(attempt, Plan(**sizes, schedule=schedule, model=model, steps=2))
+            plan = longer(attempt, Plan.sized(sizes, schedule=schedule, model=model, steps=2))
             judge_training(train_alone(attempt, drawn(attempt, plan)))
 
 
@@ -72,13 +72,13 @@ def plain_replicas(attempt: Attempt) -> None:
 
 def every_mesh_trains(attempt: Attempt) -> None:
     for sizes in layouts(attempt.world_size):
-        judge_training(train(attempt, drawn(attempt, longer(attempt, Plan(**sizes, adam=True)))))
+        judge_training(train(attempt, drawn(attempt, longer(attempt, Plan.sized(sizes, adam=True)))))
 
 
 def zero_1_trains(attempt: Attempt) -> None:
     for sizes in layouts(attempt.world_size):
         if sizes["dp"] > 1 or attempt.world_size == 1:
-            plan = longer(attempt, Plan(**sizes, adam=True, zero_stage=1))
+            plan = longer(attempt, Plan.sized(sizes, adam=True, zero_stage=1))
             judge_training(train(attempt, drawn(attempt, plan)))
 
 
@@ -87,7 +87,7 @@ def awkward_models_train(attempt: Attempt) -> None:
     cases = (SmallGPT(tied=False, biases=True), ""), (SmallGPT(), "norm"), (SmallGPT(), "position")
     for index, (model, frozen) in enumerate(cases):
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each["dp"] < 4])
-        plan = drawn(attempt, longer(attempt, Plan(**sizes, model=model, frozen=frozen, batches=2, steps=2)))
+        plan = drawn(attempt, longer(attempt, Plan.sized(sizes, model=model, frozen=frozen, batches=2, steps=2)))
         judge_training(train(attempt, replace(plan, zero_stage=(index + attempt.world_size // 2) % 2)))
     if attempt.world_size == 4:  # the stages add up tied gradients after backward, so backward must not average them
         judge_training(train(attempt, Plan(dp=2, pp=2, micro_batches=1, steps=1)))
@@ -199,7 +199,7 @@ def each_axis_sends_what_it_has_to(attempt: Attempt) -> None:
     for sizes in layouts(attempt.world_size):
         if max(sizes.values()) > 2:
             continue
-        plan = replace(drawn(attempt, Plan(**sizes, steps=1)), micro_batches=attempt.random.randint(2, 3))
+        plan = replace(drawn(attempt, Plan.sized(sizes, steps=1)), micro_batches=attempt.random.randint(2, 3))
         judge_traffic(train(attempt, plan))
         if sizes["dp"] > 1 and sizes["pp"] == 1:
             judge_traffic(train(attempt, replace(plan, zero_stage=1)))
@@ -209,7 +209,7 @@ def split_layers_send_what_they_have_to(attempt: Attempt) -> None:
     """Count without data parallelism, so that nothing else is sent."""
     for sizes in layouts(attempt.world_size):
         if sizes["dp"] == 1 and max(sizes.values()) <= 2:
-            plan = replace(drawn(attempt, Plan(**sizes, steps=1)), micro_batches=attempt.random.randint(2, 3))
+            plan = replace(drawn(attempt, Plan.sized(sizes, steps=1)), micro_batches=attempt.random.randint(2, 3))
             judge_traffic(train_alone(attempt, plan))
 
 
@@ -239,7 +239,7 @@ def each_stage_holds_its_layers(attempt: Attempt) -> None:
     """Measure what is left of the model when nothing but the pipeline refers to it."""
     model = SmallGPT(layers=2, head_width=6, vocabulary=12 * attempt.random.randint(15, 20))
     for sizes in ({"pp": 2, "tp": 2}, {"pp": 4}):
-        plan, seed = Plan(**sizes, model=model), attempt.draw_seed()
+        plan, seed = Plan.sized(sizes, model=model), attempt.draw_seed()
         own = [plan.held_bytes(rank) for rank in range(attempt.world_size)]
         per_rank = [(int(_MOST_SLACK * nbytes), seed) for nbytes in own]
         for rank, held in enumerate(attempt.run(probe_split, plan, per_rank=per_rank, context=str(plan))):
@@ -268,7 +268,7 @@ def each_rank_holds_its_part(attempt: Attempt) -> None:
         ({"pp": 2, "tp": 2}, 0),
         ({"dp": 4}, 1),
     ):
-        plan = Plan(**sizes, zero_stage=zero_stage, model=model, adam=True, steps=2)
+        plan = Plan.sized(sizes, zero_stage=zero_stage, model=model, adam=True, steps=2)
         numbers = 4 if zero_stage == 0 else 2 + 2 / plan.dp
         most = [int(_MOST_SLACK * numbers * plan.held_bytes(rank)) for rank in range(attempt.world_size)]
         seed, batches = attempt.draw_seed(), plan.draw_batches(attempt)
@@ -293,20 +293,20 @@ def each_rank_holds_its_part(attempt: Attempt) -> None:
 
 def plain_norms(attempt: Attempt) -> None:
     for sizes in ({"tp": 2}, {"dp": 2}, {"pp": 2}):
-        trained = train(attempt, Plan(**sizes, max_norm=CLIPS, steps=1))
+        trained = train(attempt, Plan.sized(sizes, max_norm=CLIPS, steps=1))
         judge_norms(trained)
         judge_training(trained)
 
 
 def norms_on_every_mesh(attempt: Attempt) -> None:
     for sizes in layouts(attempt.world_size):
-        judge_training(train(attempt, drawn(attempt, Plan(**sizes, max_norm=CLIPS))))
+        judge_training(train(attempt, drawn(attempt, Plan.sized(sizes, max_norm=CLIPS))))
 
 
 def norms_with_zero_1(attempt: Attempt) -> None:
     for sizes in layouts(attempt.world_size):
         if sizes["dp"] > 1 or attempt.world_size == 1:
-            judge_training(train(attempt, drawn(attempt, Plan(**sizes, max_norm=CLIPS, zero_stage=1))))
+            judge_training(train(attempt, drawn(attempt, Plan.sized(sizes, max_norm=CLIPS, zero_stage=1))))
 
 
 def awkward_norms(attempt: Attempt) -> None:
@@ -320,7 +320,7 @@ def awkward_norms(attempt: Attempt) -> None:
     for index, (model, frozen, max_norm) in enumerate(cases):
         axis = "pp" if model.alike else "tp"  # the ends of the pipeline may be alike without being tied
         sizes = attempt.random.choice([each for each in layouts(attempt.world_size) if each[axis] > 1])
-        plan = drawn(attempt, Plan(**sizes, model=model, frozen=frozen, max_norm=max_norm, steps=2))
+        plan = drawn(attempt, Plan.sized(sizes, model=model, frozen=frozen, max_norm=max_norm, steps=2))
         judge_training(train(attempt, replace(plan, zero_stage=(index + attempt.world_size // 2) % 2)))
     if attempt.world_size == 4:  # two stages have no gradients
         judge_training(train(attempt, Plan(pp=4, frozen="blocks", max_norm=CLIPS, steps=1)))
@@ -330,7 +330,7 @@ def awkward_norms(attempt: Attempt) -> None:
 
 def clipping_sends_one_element(attempt: Attempt) -> None:
     for sizes in layouts(attempt.world_size):
-        trained = train(attempt, drawn(attempt, Plan(**sizes, max_norm=CLIPS, steps=1)))
+        trained = train(attempt, drawn(attempt, Plan.sized(sizes, max_norm=CLIPS, steps=1)))
         for rank, found in enumerate(trained.found):
             calls = found["steps"][0]["calls"]["clip_grad_norm_"]
             sent = sum(call.payload_bytes for call in calls if len(call.group_ranks) > 1)

@@ -4,6 +4,7 @@ The ranks import this module. All sizes that are split are multiples of 12, so t
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,9 +25,8 @@ def own_part(length: int, group) -> range:
 
 
 def draw_normal(generator: torch.Generator, width: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(
-        torch.randn(BATCH, TOKENS, size, generator=generator, dtype=torch.float64) for size in (width, outputs)
-    )
+    x, y = (torch.randn(BATCH, TOKENS, size, generator=generator, dtype=torch.float64) for size in (width, outputs))
+    return x, y
 
 
 def flattened(flat: bool, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,7 +109,7 @@ class Summing(Scaffold):
 class SumsPartials(Operator):
     """Each rank has a part of the inputs. sum_over_ranks adds up the outputs."""
 
-    def split(self, piece, module: nn.Module, group):
+    def split(self, piece, module: Any, group):
         return Summing(piece, module, group, 1)
 
     def shards(self, split) -> dict[str, Shard]:
@@ -136,7 +136,7 @@ class Copies(Operator):
 
     differentiates_inputs: bool = True
 
-    def split(self, piece, module: nn.Module, group):
+    def split(self, piece, module: Any, group):
         return Copying(piece, module, group, 0)
 
     def train(self, split, x, y, phase):
@@ -284,7 +284,7 @@ class Columns(Linear):
         if self.gather_output:
             return super().train(split, x, y, phase)
         own = own_part(self.outputs, split.group)
-        output, _ = super().train(split, x, y[..., list(own)], phase)
+        output: Any = super().train(split, x, y[..., list(own)], phase)[0]
         return Shard(output, -1, own), None
 
     def shards(self, split) -> dict[str, Shard]:
@@ -448,12 +448,12 @@ class Grouped(Layer):
             "project.weight": Shard(split.project.weight, 1, own),
         }
 
-    def most_bytes(self, module: nn.Module, index: int, size: int) -> int:
+    def most_bytes(self, module: Any, index: int, size: int) -> int:
         return split_bytes(module, size, lambda name: "key_value" not in name) - (
             module.key_value.weight.nbytes - self._key_value_bytes(module, size)
         )
 
-    def _key_value_bytes(self, module: nn.Module, size: int) -> int:
+    def _key_value_bytes(self, module, size: int) -> int:
         return module.key_value.weight.nbytes * max(1, self.kv_heads // size) // self.kv_heads
 
     def traffic(self, module: nn.Module, x: torch.Tensor, index: int, size: int) -> dict[str, list[Collective]]:
@@ -476,7 +476,7 @@ def rows_of_heads(heads: int, width: int, group) -> list[int]:
     ]
 
 
-def attention_shards(attention: nn.Module, heads: int, width: int, group) -> dict[str, Shard]:
+def attention_shards(attention, heads: int, width: int, group) -> dict[str, Shard]:
     rows, columns = rows_of_heads(heads, width, group), own_part(width, group)
     found = {f"query_key_value.{name}": Shard(p, 0, rows) for name, p in attention.query_key_value.named_parameters()}
     for name, parameter in attention.project.named_parameters():
@@ -606,7 +606,7 @@ class Loss(Operator):
     def loss_of(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.weight * F.cross_entropy(output[..., : self.tokens].reshape(-1, self.tokens), y.flatten())
 
-    def split(self, piece, module: nn.Module, group):
+    def split(self, piece, module: Any, group):
         return Logits(piece, module, group, self.tokens)
 
     def train(self, split, x, y, phase):

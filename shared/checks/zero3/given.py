@@ -266,7 +266,7 @@ def probe_states(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, list[tup
     found["with gradients"] = _observe(units)
     first = units[0]
     first.wait_for_unshard()
-    first.state = type(first.state)["BACKWARD"]
+    first.state = type(first.state).BACKWARD
     again = module.blocks[0](x.new_zeros(2, WIDTH))
     has_parameters = all(has_memory(each) for each in module.blocks[0].parameters())
     found["while its unit is in BACKWARD"] = [*_observe(units[:1]), ("unsharded" if has_parameters else "freed", 0)]
