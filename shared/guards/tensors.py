@@ -5,14 +5,16 @@ looks at values. It copies a tensor if it has to; the others read shapes, stride
 """
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+Named = TypeVar("Named", bound=torch.Tensor)
 _names = WeakIdKeyDictionary()  # of the parameters that have been in a wrapped module
 
 
@@ -29,7 +31,7 @@ def name_of(parameter: nn.Parameter | None) -> str:
     return f"a parameter of shape {list(getattr(parameter, 'shape', []))}"
 
 
-def numbered(parameters: Iterable[nn.Parameter], taken: Collection[str] = ()) -> dict[str, nn.Parameter]:
+def numbered(parameters: Iterable[Named], taken: Collection[str] = ()) -> dict[str, Named]:
     """Name parameters that an optimizer gets without their module, if necessary by index and shape."""
     named = {}
     for index, parameter in enumerate(parameters, len(taken)):
@@ -100,7 +102,7 @@ def descriptions_of(tensors: dict[str, torch.Tensor]) -> tuple[list[str], ValueE
     return lines or ["no parameters"], error
 
 
-def reject_shared_memory(tensors: dict[str, torch.Tensor]) -> None:
+def reject_shared_memory(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise a ValueError if two tensors share memory, which their shards or copies would no longer do."""
     spans = []
     for name, tensor in tensors.items():

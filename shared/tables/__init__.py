@@ -10,8 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def render(package: str, template: str, **values) -> str:
+def render(package: str | None, template: str, **values) -> str:
     """Render a template, such as `table.html` of `shared.tables`. Values are text, so HTML in them is escaped."""
+    assert package, "a module that renders is never run as a script outside a package"
     return _environment().get_template(f"{package.replace('.', '/')}/templates/{template}").render(values)
 
 

@@ -37,7 +37,7 @@ def waited(work) -> None:
 
 def waits_for(thread: int | None) -> instrumentation.Call | None:
     """Return the Call of the handle that a thread waits for right now, if this is known."""
-    return _waiting.get(thread)
+    return None if thread is None else _waiting.get(thread)
 
 
 def _watched(launch):

@@ -5,6 +5,7 @@ read in a gray printout.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -16,7 +17,7 @@ PAPER = "0.95"  # the inside of a box that contains other shapes
 MESSAGE = COLORS[1]
 CELL_IN = (0.5, 0.38)  # width and height of a cell
 COMPUTE = "0.85"  # a span in which a rank computes, in diagrams whose colors stand for ranks
-WAITS = {"hatch": "\\\\", "edgecolor": "0.35"}  # the style of a span in which a rank computes nothing
+WAITS: dict[str, Any] = {"hatch": "\\\\", "edgecolor": "0.35"}  # the style of a span in which a rank computes nothing
 WORLD_SIZE = 4  # the number of ranks in a diagram
 OWN_RANK = 1  # the rank whose memory is shown, in diagrams that show one rank over time
 STRIPE_IN = 0.11  # the height of a shard in such a diagram
@@ -28,15 +29,15 @@ class Drawing:
 
     def __init__(self, width_in: float, height_in: float, title: str):
         self.width_in = width_in
-        figure = plt.figure(figsize=(width_in, height_in))
-        self._axes = figure.add_axes((0, 0, 1, 1))
+        self._figure = plt.figure(figsize=(width_in, height_in))
+        self._axes = self._figure.add_axes((0, 0, 1, 1))
         self._axes.set(xlim=(0, width_in), ylim=(height_in, 0))
         self._axes.axis("off")
         self.text(0.15, 0.25, title, "title", ha="left", weight="bold")
 
     def finish(self) -> Figure:
         """Return the figure, closed."""
-        return finish(self._axes.figure)
+        return finish(self._figure)
 
     def text(self, x: float, y: float, words: str, kind: str = "label", **style) -> None:
         """Write words around (x, y), in the size of their kind: title, heading, label or note."""

@@ -5,6 +5,7 @@ The simulation is shown what a rank uses in operators, in reads by the host, and
 
 import contextlib
 from collections import deque
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,7 @@ class SimulatedWork(dist.Work):
             self._simulation.wait(self.flight)
         return True
 
-    synchronize = block_current_stream = wait
+    synchronize = block_current_stream = wait  # pyright: ignore[reportAssignmentType] (torch's stub returns None)
 
     def is_completed(self) -> bool:
         """Return whether the operation is complete. If so, the host may rely on that, and need not call wait()."""
@@ -163,15 +164,16 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
         return 0, 0
     if tensor.numel() == 0 or tensor.untyped_storage().nbytes() == 0:
         return 0, 0
-    first = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size()
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+    reach = int(sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
     return first, first + (reach + 1) * tensor.element_size()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """View a dense tensor of any dtype as bytes."""
-    begin = tensor.storage_offset() * tensor.element_size()
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), begin, (tensor.nbytes,))
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    empty: Any = torch.empty(0, dtype=torch.uint8)  # torch's stub of set_() knows no such storage
+    return empty.set_(tensor.untyped_storage(), begin, (tensor.nbytes,))
 
 
 # With these, the host reads a tensor's values without an operator.
@@ -250,7 +252,7 @@ def _storages_watched(simulation):
             simulation.free(storage)
         return resize(storage, size)
 
-    torch.UntypedStorage.resize_ = show_and_resize
+    torch.UntypedStorage.resize_ = show_and_resize  # pyright: ignore[reportAttributeAccessIssue] (a patch)
     try:
         yield
     finally:
