@@ -48,8 +48,10 @@ def repository(tmp_path) -> Path:
 
 
 def hooks(repository: Path) -> subprocess.CompletedProcess:
+    """Run all hooks but pyright, which takes a minute: the lint phase runs it with the same command."""
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PRE_COMMIT_HOME": str(repository / ".git" / "pre-commit")}
+    home = str(repository / ".git" / "pre-commit")
+    environment = {**os.environ, "PATH": path, "PRE_COMMIT_HOME": home, "SKIP": "types"}
     command = [sys.executable, "-m", "pre_commit", "run", "--all-files"]
     return subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
 
@@ -65,7 +67,7 @@ def test_the_course_passes_and_mistakes_fail(repository):
     done = hooks(repository)
     failed = {line.split("..")[0] for line in done.stdout.splitlines() if line.endswith("Failed")}
     assert failed == {
-        "lint", "layout of code", "spelling of prose", "types", "one newline at the end", "no space at line ends"
+        "lint", "layout of code", "spelling of prose", "one newline at the end", "no space at line ends"
     }, done.stdout  # fmt: skip
     listed = subprocess.run(["git", "ls-files"], cwd=repository, capture_output=True, text=True, check=True).stdout
     named = set(re.findall(r"[\w./-]+", done.stdout)) & set(listed.split())
