@@ -25,6 +25,7 @@ from instructor import release
 from instructor.grade import command as grade
 from instructor.grade import (
     course,
+    drawing,
     feedback,
     finding,
     gradebook,
@@ -51,7 +52,7 @@ from shared.ranks.diagnosis import CellState
 from shared.ranks.errors import CellFailed
 from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, writes
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("unpacked_once")]
 
 LAB = "00_ranks"
 ROOT = Path(__file__).parent.parent
@@ -148,10 +149,10 @@ def test_every_student_has_a_row_and_a_page_whatever_they_handed_in(tmp_path, mo
         assert json.loads((folder / "gradescope" / student / LAB / "results.json").read_text())["output"]
 
 
-def test_a_grader_killed_in_the_middle_of_200_continues_where_it_was(tmp_path):
+def test_a_grader_killed_in_the_middle_of_50_continues_where_it_was(tmp_path):
     handed_in, folder, log = tmp_path / "in", tmp_path / "out", tmp_path / "log"
-    for number in range(200):
-        path = handed_in / f"student{number:03d}" / LAB / f"{LAB}.ipynb"
+    for number in range(50):
+        path = handed_in / f"student{number:02d}" / LAB / f"{LAB}.ipynb"
         path.parent.mkdir(parents=True)
         path.write_text(str(number))
     script = f"""
@@ -169,19 +170,19 @@ def test_a_grader_killed_in_the_middle_of_200_continues_where_it_was(tmp_path):
         """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    for _ in range(80):
+    for _ in range(20):
         assert process.stdout.readline()
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     before = {path.parent.name: path.read_bytes() for path in (folder / "records").glob("*/*.json")}
-    assert 80 <= len(before) < 200
-    assert len(rows(folder / "gradebook.csv")) >= 79  # complete, although its writer was killed
+    assert 20 <= len(before) < 50
+    assert len(rows(folder / "gradebook.csv")) >= 19  # complete, although its writer was killed
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert [row["student"] for row in rows(folder / "gradebook.csv")] == [f"student{n:03d}" for n in range(200)]
+    assert [row["student"] for row in rows(folder / "gradebook.csv")] == [f"student{n:02d}" for n in range(50)]
     assert all((folder / "records" / student / f"{LAB}.json").read_bytes() == kept for student, kept in before.items())
     times = Counter(log.read_text().split())
-    assert len(times) == 200 and all(times[student] == 1 for student in before)
+    assert len(times) == 50 and all(times[student] == 1 for student in before)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -228,24 +229,6 @@ def test_ctrl_c_during_the_first_seconds_prints_no_traceback(tmp_path):
     assert process.returncode == -signal.SIGINT and "Traceback" not in printed
 
 
-def test_ctrl_c_in_a_terminal_costs_no_points(tmp_path):
-    """A terminal signals all processes of a command. The sandbox once ended, and the code seemed to have crashed it."""
-    need_sandbox()
-    hand_in(tmp_path / "in", "anna", LAB)
-    command = [sys.executable, "-m", "instructor.grade", str(tmp_path / "in"), "--into", str(tmp_path / "out")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        grader, deadline = psutil.Process(process.pid), time.monotonic() + deadlines.scaled(120)
-        # The children are two processes of bubblewrap, the judge, the fork server and the controller.
-        while len(grader.children(recursive=True)) < 5:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)
-        printed, _ = process.communicate(timeout=deadlines.scaled(300))
-    assert "Graded so far: 1." in printed or "Graded submissions: 1." in printed, printed
-    (anna,) = rows(tmp_path / "out" / "gradebook.csv")
-    assert (anna["points"], anna["reason"]) == ("15.0", "all checks passed")
-
-
 def test_only_changed_notebooks_are_graded_again(tmp_path):
     handed_in, folder = tmp_path / "in", tmp_path / "out"
     anna, _ = hand_in(handed_in, "anna", LAB), hand_in(handed_in, "ben", LAB)
@@ -266,12 +249,11 @@ def test_only_changed_notebooks_are_graded_again(tmp_path):
 
 def test_only_what_verdicts_depend_on_makes_everybodys_work_be_graded_again(monkeypatch):
     """A new word in README.md once had every submission graded again, which takes hours."""
-    bundle, (lab, *_) = release.bundle, CHAPTERS.values()
+    bundle, (lab, *_) = release.bundle(0), CHAPTERS.values()
 
     def digest(change=None) -> str:
-        monkeypatch.setattr(release, "bundle", lambda number: bundle(number) | (change or {}))
-        with course.unpacked(lab) as unpacked:
-            return unpacked.digest
+        monkeypatch.setattr(release, "bundle", lambda number: bundle | (change or {}))
+        return course.digest_of(lab, course.files_of(lab))
 
     before = digest()
     assert before == digest({"README.md": b"x", "chapters/glossary.md": b"x", f"labs/{LAB}_lab.ipynb": b"{}"})
@@ -697,6 +679,22 @@ def test_a_probe_of_many_small_messages_may_cost_more_headers_with_each_step():
     assert heard == [54, 54 * attempt.sizes.repeats]
 
 
+def test_a_slow_probe_is_repeated_less_often_and_has_time_for_it(monkeypatch):
+    """Code that waited 0.4 s in each call, as if the network were slow, once was stopped after the time of one call."""
+    clock, called = [0.0], []
+
+    def call(times=1, timeout_s=20.0):
+        clock[0] += 0.8 * times  # a check with two calls
+        called.append(times)
+        assert 0.8 * times < timeout_s
+        return [], []
+
+    monkeypatch.setattr(drawing.time, "monotonic", lambda: clock[0])
+    attempt = SimpleNamespace(sizes=DrawnSizes(added=range(15, 40), draws=random.Random(0)), world_size=4)
+    GradingRunner().probe(attempt, call)
+    assert called == [1, drawing.FEWEST_REPEATS]
+
+
 def test_a_long_name_in_a_notice_can_break_and_keeps_the_table_on_the_page(tmp_path):
     feedback.write_index([Record("anna", LAB, "", [], notices=["uses torch.a.very.long.name"])], tmp_path)
     page = (tmp_path / "index.html").read_text()
@@ -794,23 +792,26 @@ def test_nothing_runs_without_bubblewrap(tmp_path, monkeypatch):
         grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
 
 
-def test_make_grade_grades(tmp_path, monkeypatch):
-    """Run the command that an instructor types, with a right and a wrong submission."""
-    monkeypatch.setattr(sandbox, "require", REQUIRE)
+def test_make_grade_continues_after_ctrl_c_in_a_terminal(tmp_path):
+    """Run the command that an instructor types, with a right and a wrong submission.
+
+    A terminal signals all processes of a command. The sandbox once ended, and the code seemed to have crashed it.
+    """
     need_sandbox()
     hand_in(tmp_path / "in", "anna", LAB)
     wrong = "%%ranks\ndef sum_over_ranks(number):\n    return number"
     hand_in(tmp_path / "in", "ben", LAB, writes(sum_over_ranks=wrong))
-    command = [
-        sys.executable,
-        "-m",
-        "instructor.grade",
-        str(tmp_path / "in"),
-        "--chapter",
-        "0",
-        "--into",
-        str(tmp_path / "out"),
-    ]
+    command = [sys.executable, "-m", "instructor.grade", str(tmp_path / "in"), "--chapter", "0"]
+    command += ["--into", str(tmp_path / "out"), "--jobs", "2"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        grader, deadline = psutil.Process(process.pid), time.monotonic() + deadlines.scaled(120)
+        # Bubblewrap has two processes in each sandbox. With the fork server and the ranks, a judge has more of them.
+        while len(grader.children(recursive=True)) < 9:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        printed, _ = process.communicate(timeout=deadlines.scaled(300))
+    assert process.returncode == 130 and re.search("Graded so far: [12]", printed), printed
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     anna, ben = rows(tmp_path / "out" / "gradebook.csv")

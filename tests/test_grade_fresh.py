@@ -9,7 +9,6 @@ import pytest
 from instructor import build
 from instructor.grade import (
     assembly,
-    command,
     course,
     dashboard,
     grading,
@@ -17,22 +16,25 @@ from instructor.grade import (
     outputs,
     records,
     submissions,
+    tasks,
 )
 from instructor.grade.limits import Limits
 from instructor.grade.policy import Policy
 from shared.deadlines import scaled
 from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, packed, writes
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own", "unpacked_once")]
+
+TASKS = tasks.tasks_of(CHAPTERS["00_ranks"])
 
 
 def graded(folder, lab: str, numbers: tuple[str, ...], sources: dict[str, str]):
     """Grade the exercises with these numbers in a submission with these sources, and return its record."""
     need_sandbox()
     with course.unpacked(CHAPTERS[lab]) as unpacked:
-        tasks = tuple(task for task in unpacked.tasks if task.number in numbers)
-        assert len(tasks) == len(numbers)
-        return grading.grade(hand_in(folder, "eve", lab, writes(**sources)), replace(unpacked, tasks=tasks), Limits())
+        chosen = tuple(task for task in unpacked.tasks if task.number in numbers)
+        assert len(chosen) == len(numbers)
+        return grading.grade(hand_in(folder, "eve", lab, writes(**sources)), replace(unpacked, tasks=chosen), Limits())
 
 
 def ours(lab: str, name: str) -> str:
@@ -73,53 +75,32 @@ def test_a_text_stays_a_text():
 
 # -- kind 2: submissions that disturb grading
 
-DEEP = "%%ranks\ndef {}(*_):\n    raise ValueError\n\n_deep = " + "-" * 900 + "1\n"
-
-
-def test_deep_code_does_not_stop_the_grading_of_its_own_submission(tmp_path):
-    sources = {
-        "ring_step": DEEP.format("ring_step"),
-        "ring_reduce_scatter": "%%ranks\ndef ring_reduce_scatter(tensor, group=None):\n    ring_step(tensor, tensor)\n",
-    }
-    record = graded(tmp_path, "01_collectives", ("1.1", "1.2"), sources)
-    assert len(record.answers) == 2
+DEEP = "def f(*_):\n    raise ValueError\n\n_deep = " + "-" * 900 + "1\n"
 
 
 def record_with(code: str, student: str = "eve"):
-    with course.unpacked(CHAPTERS["00_ranks"]) as unpacked:
-        answers = [replace(grading._answer(task, [], "x"), cells=list(task.cells)) for task in unpacked.tasks]
-    return records.Record(
-        student, "00_ranks", "", answers, code={cell: code for each in answers for cell in each.cells}
-    )
+    answers = [records.Answer(task.number, task.name, 1.0, 1.0, cells=list(task.cells)) for task in TASKS]
+    cells = [cell for answer in answers for cell in answer.cells]
+    return records.Record(student, "00_ranks", "", answers, code=dict.fromkeys(cells, code))
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        DEEP.removeprefix("%%ranks\n").format("f"),
+        DEEP,
         "x = '\ud800'\n" * 40,
         "# \x00\n" * 40,
         "def f():\n" * 1 + "    return " + "[" * 190 + "]" * 190,
     ],
 )
 def test_no_code_stops_the_dashboard(tmp_path, code):
-    """The tables and the dashboard are written after everything has been graded."""
+    """A right exercise with a deeply nested expression once made the command fail after everybody had been graded."""
     found = [record_with(code), record_with("def f(x):\n    return x + 1\n" * 20, "ada")]
     dashboard.write(found, tmp_path)
     kept = outputs.Outputs(tmp_path, Policy())
     for record in found:
         kept.save(record, submissions.Submission(record.student, record.lab, None))
     kept.write_all()
-
-
-def test_one_submission_does_not_keep_the_tables_of_all_from_being_written(tmp_path):
-    """A right exercise with a deeply nested expression once made the command fail after everybody had been graded."""
-    need_sandbox()
-    hand_in(tmp_path / "in", "ada", "00_ranks")
-    source = ours("00_ranks", "sum-over-ranks") + "\n\n_deep = " + "-" * 900 + "1\n"
-    hand_in(tmp_path / "in", "eve", "00_ranks", writes(sum_over_ranks=source))
-    found = command.grade_all(tmp_path / "in", tmp_path / "out", command.Request(0, jobs=1))
-    assert {record.student for record in found} == {"ada", "eve"}
 
 
 def test_second_chances_are_decided_in_a_short_time(tmp_path, monkeypatch):
@@ -143,19 +124,9 @@ def test_second_chances_are_decided_in_a_short_time(tmp_path, monkeypatch):
 
 
 LONG_EVIDENCE = """%%ranks
-def sum_over_ranks(value):
+def pass_right(tensor):
     raise ValueError("(Drawn with " * 80_000)
 """
-
-
-def test_a_long_error_does_not_delay_the_dashboard(tmp_path):
-    record = graded(tmp_path, "00_ranks", ("0.1",), {"sum_over_ranks": LONG_EVIDENCE})
-    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes too long"))
-    signal.alarm(int(scaled(20)))
-    try:
-        dashboard.write([record], tmp_path)
-    finally:
-        signal.alarm(0)
 
 
 METADATA = """---
@@ -196,7 +167,7 @@ def test_metadata_that_eve_uploads_to_gradescope_does_not_count(tmp_path):
     assert "2026-12-09" in (tmp_path / "in/Eve_200/00_ranks/timestamp.txt").read_text()
 
 
-def test_a_name_that_a_student_gave_a_cell_is_not_shown(tmp_path):
+def test_a_name_that_a_student_gave_a_cell_is_not_shown(tmp_path, monkeypatch):
     """Copied cells were once reported by the name in their metadata, which may be any text."""
 
     def change(notebook):
@@ -206,10 +177,11 @@ def test_a_name_that_a_student_gave_a_cell_is_not_shown(tmp_path):
             cell["metadata"] = {"nbgrader": {"solution": True, "grade_id": "<script>" + "\n=cmd|x;" * 60_000}}
             notebook.cells.append(build.nbformat.from_dict(cell))
 
-    need_sandbox()
+    submission = hand_in(tmp_path, "eve", "00_ranks", change)
+    monkeypatch.setattr(grading, "_read", lambda *_: cells_of(submission))
+    monkeypatch.setattr(grading.Grading, "answers", lambda self: {})
     with course.unpacked(CHAPTERS["00_ranks"]) as unpacked:
-        task = next(task for task in unpacked.tasks if task.number == "0.1")
-        record = grading.grade(hand_in(tmp_path, "eve", "00_ranks", change), replace(unpacked, tasks=(task,)), Limits())
+        record = grading.grade(submission, unpacked, Limits())
     kept = outputs.Outputs(tmp_path / "out", Policy())
     kept.save(record, submissions.Submission("eve", "00_ranks", None))
     page = (tmp_path / "out/feedback/eve/00_ranks.html").read_text()
@@ -267,15 +239,6 @@ def average_gradients(module, group=None):
             dist.all_reduce(p.grad, group=group)
             p.grad /= world_size
 """
-SLOW = """%%ranks
-import time
-
-def sum_over_ranks(value):
-    time.sleep(SECONDS)  # as if the network were slow
-    total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total)
-    return total.item()
-"""
 TWO_MEANINGS = (  # Each exercise has a constant of its own, but both constants have the same name.
     """%%ranks
 SIZE = 1  # elements
@@ -304,15 +267,9 @@ def log_mean_loss(loss):
     mean /= dist.get_world_size()
     _history.append(mean)  # for a plot later
     return mean.item() if dist.get_rank() == 0 else None
-"""
-# A notebook has four ranks. Grading loads the file again before each probe, sometimes on fewer ranks.
-TRIES_IT = """%%ranks
-def sum_over_ranks(value):
-    total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total)
-    return total.item()
 
-assert sum_over_ranks(float(rank)) == 6.0  # 0 + 1 + 2 + 3
+# A notebook has four ranks. Grading loads the file again before each probe, sometimes on fewer ranks.
+assert log_mean_loss(torch.tensor(float(rank))) in (1.5, None)  # (0 + 1 + 2 + 3) / 4
 """
 TRIES_A_LARGE_ONE = (
     ours("00_ranks", "broadcast-by-hand")
@@ -323,18 +280,21 @@ broadcast_by_hand(example, 0)
 print(example[0].item())
 """
 )
-FROM_MINE = ours("03_gradient_bucketing", "bucketed-ddp").replace(
-    "%%ranks\n", "%%ranks\nfrom shared.mine import broadcast_state  # as its documentation says\n", 1
+ADDS_SAMPLES = "dist.all_reduce(total_samples, group=group)"
+FROM_MINE = (
+    ours("02_manual_ddp", "weighted")
+    .replace("%%ranks\n", "%%ranks\nfrom shared.mine import sum_over_ranks  # as its documentation says\n", 1)
+    .replace(ADDS_SAMPLES, f"total_samples.fill_(sum_over_ranks(float(samples))) if group is None else {ADDS_SAMPLES}")
 )
 # Its own wait, a global setting of torch, and a line that asks for help
 MEASURES = (
-    ours("00_ranks", "sum-over-ranks")
+    SAME_HELPER[0]
     + """
 
 torch.use_deterministic_algorithms(True)
 import time as clock
 began = clock.perf_counter()
-while clock.perf_counter() - began < 1:  # how many calls are there in 1 s?
+while clock.perf_counter() - began < 0.5:  # how many calls are there in half a second?
     pass
 ?dist.all_reduce
 """
@@ -349,47 +309,68 @@ _layer(torch.ones(2)).sum().backward()
 _optimizer.step()
 """
 )
-LOCAL_GROUP = A_GROUP_EACH_TIME.replace(
-    "new_group()", "new_group([*range(dist.get_world_size())], use_local_synchronization=True)"
-)
+A_LOCAL_GROUP = """%%ranks
+def mean_over_ranks_(tensor, group=None):
+    group = group or dist.new_group([*range(dist.get_world_size())], use_local_synchronization=True)
+    dist.all_reduce(tensor, group=group)
+    tensor /= dist.get_world_size(group)
+"""
 # The first exercise fails with the helper of the second one, and is defined there once more.
 DEFINED_LATER = (
     SAME_HELPER[0].replace("def sum_over_ranks(value):", "def _unused(value):"),
     SAME_HELPER[1] + "\n\ndef sum_over_ranks(value):\n    return 0.0\n",
 )
-SEVERAL = {  # a constant with two meanings, a line that begins with %, a history, and an example with a large tensor
-    "sum_over_ranks": TWO_MEANINGS[0],
-    "global_mean": TWO_MEANINGS[1],
-    "pass_right": PERCENT,
-    "log_mean_loss": GROWS,
-    "broadcast_by_hand": TRIES_A_LARGE_ONE,
-}
 HONEST = {
-    "several": ("00_ranks", SEVERAL, ("0.1", "0.2", "0.3", "0.4", "0.5")),
-    "a measurement of 1 s": ("00_ranks", {"sum_over_ranks": MEASURES}, ("0.1",)),
-    "slow": ("00_ranks", {"sum_over_ranks": SLOW.replace("SECONDS", str(scaled(0.4)))}, ("0.1",)),
-    "an example for four ranks": ("00_ranks", {"sum_over_ranks": TRIES_IT}, ("0.1", "0.2")),
-    "two helpers of the same name": (
+    "a constant with two meanings, a line that begins with %, a history, and examples": (
         "00_ranks",
-        {"sum_over_ranks": SAME_HELPER[0], "global_mean": SAME_HELPER[1]},
-        ("0.1", "0.2"),
+        ("0.1", "0.2", "0.3", "0.4", "0.5"),
+        {
+            "sum_over_ranks": TWO_MEANINGS[0],
+            "global_mean": TWO_MEANINGS[1],
+            "pass_right": PERCENT,
+            "log_mean_loss": GROWS,
+            "broadcast_by_hand": TRIES_A_LARGE_ONE,
+        },
     ),
-    "a group for each call, and a step of an optimizer": ("02_manual_ddp", {"average_gradients": STEPS}, ("2.3",)),
-    "a group that is formed by its members": ("02_manual_ddp", {"average_gradients": LOCAL_GROUP}, ("2.3",)),
-    "a piece from shared.mine": ("03_gradient_bucketing", {"bucketed_ddp": FROM_MINE}, ("3.4",)),
+    "two helpers of the same name, and a measurement": (
+        "00_ranks",
+        ("0.1", "0.2"),
+        {"sum_over_ranks": MEASURES, "global_mean": SAME_HELPER[1]},
+    ),
+    "groups for each call, a step of an optimizer, and a piece from shared.mine": (
+        "02_manual_ddp",
+        ("2.1", "2.3", "2.5"),
+        {"mean_over_ranks": A_LOCAL_GROUP, "average_gradients": STEPS, "weighted": FROM_MINE},
+    ),
 }
 
 
-def test_a_second_run_without_the_piece_changes_nothing(tmp_path):
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    """The record of a submission with two wrong exercises and a right one."""
+    sources = dict(zip(("sum_over_ranks", "global_mean"), DEFINED_LATER, strict=True)) | {"pass_right": LONG_EVIDENCE}
+    return graded(tmp_path_factory.mktemp("wrong"), "00_ranks", ("0.1", "0.2", "0.3"), sources)
+
+
+def test_a_second_run_without_the_piece_changes_nothing(wrong):
     """The cells up to 0.1 do not define its function, so they cannot be judged alone. Its first verdicts count."""
-    sources = dict(zip(("sum_over_ranks", "global_mean"), DEFINED_LATER, strict=True))
-    one, other = graded(tmp_path, "00_ranks", ("0.1", "0.2"), sources).answers
+    one, other, _ = wrong.answers
     assert one.points == 0 and one.verdicts and not one.reason
     assert other.points == other.max_points
 
 
+def test_a_long_error_does_not_delay_the_dashboard(wrong, tmp_path):
+    assert any("Drawn with" in verdict.evidence for verdict in wrong.answers[2].verdicts)
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes too long"))
+    signal.alarm(int(scaled(20)))
+    try:
+        dashboard.write([wrong], tmp_path)
+    finally:
+        signal.alarm(0)
+
+
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_work_gets_every_point(tmp_path, name):
-    lab, sources, numbers = HONEST[name]
+    lab, numbers, sources = HONEST[name]
     record = graded(tmp_path, lab, numbers, sources)
     assert [answer.points for answer in record.answers] == [answer.max_points for answer in record.answers]

@@ -71,48 +71,6 @@ def test_a_notebook_with_countless_cells_is_rejected_quickly(tmp_path):
         saved_otherwise(tmp_path, change)
 
 
-def graded(folder, change):
-    need_sandbox()
-    with course.unpacked(CHAPTERS[LAB]) as unpacked:
-        return grading.grade(hand_in(folder, "anna", LAB, change), unpacked, Limits())
-
-
-def test_unusual_code_that_runs_in_a_notebook_gets_all_points(tmp_path):
-    """Try a deadline for a cell, a __future__ import, names that every rank has, magics, and a call at the end."""
-
-    def change(notebook):
-        def rewrite(name, *pairs, end=""):
-            cell = cell_of(notebook, name)
-            for old, new in pairs:
-                assert old in cell.source
-                cell.source = cell.source.replace(old, new)
-            cell.source += end
-
-        rewrite("sum-over-ranks", ("%%ranks", "%%ranks --timeout 20"), end="\nx = sum_over_ranks(rank + 0.5)\nprint(x)")
-        rewrite("global-mean", ("%%ranks\n", "%%ranks\nfrom __future__ import annotations\nimport math\n"))
-        rewrite("pass-right", ("rank, world_size = dist.get_rank(), dist.get_world_size()", "größe = world_size"))
-        rewrite(
-            "log-mean-loss", ("\n", "\r\n"), ("    ", "\t"), end="\r\nif __name__ == '__main__':\r\n\tdisplay(rank)"
-        )
-        magics = (
-            "\n%time broadcast_by_hand(torch.ones(3, device=device), 0)\n!ls\nif rank == 0:\n    %matplotlib inline"
-        )
-        rewrite("broadcast-by-hand", end=magics)
-
-    record = graded(tmp_path, change)
-    assert (record.why, record.points, record.notes) == ("all checks passed", 15.0, [])
-
-
-def test_a_strict_umask_of_the_grader_costs_no_points(tmp_path):
-    """On a hardened server, root's new files are for root alone, but the judge runs as another user."""
-    before = os.umask(0o077)
-    try:
-        record = graded(tmp_path, lambda notebook: None)
-    finally:
-        os.umask(before)
-    assert (record.why, record.points) == ("all checks passed", 15.0)
-
-
 HELPERS = """%%ranks
 try:
     import numpy as np
@@ -128,53 +86,70 @@ def left():
 """
 
 
-def test_other_cells_count_as_they_do_in_the_notebook(tmp_path):
-    """A helper in a new cell uses constants of that cell. test_grade_assembly.py tries the other kinds."""
+def test_unusual_code_that_runs_in_a_notebook_gets_all_points(tmp_path):
+    """Try a deadline for a cell, a __future__ import, names that every rank has, magics, and a call at the end.
+
+    A helper in a new cell uses constants of that cell; test_grade_assembly.py tries the other kinds. The grader's umask
+    is strict: on a hardened server, root's new files are for root alone, but the judge runs as another user.
+    """
 
     def change(notebook):
-        pass_right = cell_of(notebook, "pass-right")
-        assert "(rank - 1) % world_size" in pass_right.source
-        pass_right.source = pass_right.source.replace("(rank - 1) % world_size", "left()")
+        def rewrite(name, *pairs, end=""):
+            cell = cell_of(notebook, name)
+            for old, new in pairs:
+                assert old in cell.source
+                cell.source = cell.source.replace(old, new)
+            cell.source += end
+
+        rewrite("sum-over-ranks", ("%%ranks", "%%ranks --timeout 20"), end="\nx = sum_over_ranks(rank + 0.5)\nprint(x)")
+        rewrite("global-mean", ("%%ranks\n", "%%ranks\nfrom __future__ import annotations\nimport math\n"))
+        given_names = ("rank, world_size = dist.get_rank(), dist.get_world_size()", "größe = world_size")
+        rewrite("pass-right", given_names, ("(rank - 1) % world_size", "left()"))
+        rewrite(
+            "log-mean-loss", ("\n", "\r\n"), ("    ", "\t"), end="\r\nif __name__ == '__main__':\r\n\tdisplay(rank)"
+        )
+        magics = (
+            "\n%time broadcast_by_hand(torch.ones(3, device=device), 0)\n!ls\nif rank == 0:\n    %matplotlib inline"
+        )
+        rewrite("broadcast-by-hand", end=magics)
         notebook.cells.insert(3, nbformat.v4.new_code_cell(HELPERS))
 
-    record = graded(tmp_path, change)
+    need_sandbox()
+    before = os.umask(0o077)
+    try:
+        with course.unpacked(CHAPTERS[LAB]) as unpacked:
+            record = grading.grade(hand_in(tmp_path, "anna", LAB, change), unpacked, Limits())
+    finally:
+        os.umask(before)
     assert (record.why, record.points, record.notes) == ("all checks passed", 15.0, [])
     assert any("def left" in code for code in record.code.values()), "the page shows code of other cells, too"
 
 
 def test_an_exercise_that_needs_a_wrong_one_is_judged_with_our_own(tmp_path):
-    """A right ManualDDP once got 0 of 3 points, because an earlier exercise that it calls was wrong."""
-    need_sandbox()
-    wrong = "%%ranks\ndef broadcast_state(module, src=0):\n    raise ValueError('not yet')"
-    lab = "02_manual_ddp"
-    with course.unpacked(CHAPTERS[lab]) as unpacked:
-        chosen = tuple(task for task in unpacked.tasks if task.number in ("2.2", "2.4", "2.6"))
-        sources = {"broadcast_state": wrong, "sharded_sampler": unpacked.stubs["sharded-sampler"]}
-        submission = hand_in(tmp_path, "anna", lab, writes(**sources))
-        record = grading.grade(submission, replace(unpacked, tasks=chosen), Limits())
-    state, ddp, sampler = record.answers
-    assert (state.points, ddp.points, sampler.points) == (0, ddp.max_points, 0), ddp.verdicts
-    assert ddp.replaced_by_ours == ["2.2"] and sampler.reason == "unanswered" and not state.replaced_by_ours
-    assert "2.4 ManualDDP: passed (judged with the course's own 2.2)" in record.why
-    assert all("candidate.py" not in verdict.evidence for verdict in state.verdicts)
+    """Ours replaces 1.1 for 1.2, but not for 1.7, because our own 1.7 does not use 1.1.
 
-
-def test_another_name_for_our_own_code_earns_nothing(tmp_path):
-    """1.2 does not work, so our own code may replace it. 1.7 calls it, but our solution of 1.7 does not."""
+    A right exercise once got no points, because an earlier exercise that it calls was wrong. The code of 1.1 is nested
+    deeply, and once stopped the grading of its own submission.
+    """
     need_sandbox()
-    sources = {
-        "ring_reduce_scatter": "%%ranks\ndef ring_reduce_scatter(tensor, group=None):\n    pass",
-        "direct_reduce_scatter": """%%ranks
-def direct_reduce_scatter(tensor, group=None):
-    return ring_reduce_scatter(tensor, group)""",
-    }
     lab = "01_collectives"
     with course.unpacked(CHAPTERS[lab]) as unpacked:
-        chosen = tuple(task for task in unpacked.tasks if {*task.cells} <= {name.replace("_", "-") for name in sources})
-        assert len(chosen) == 2
-        submission = hand_in(tmp_path, "eve", lab, writes(**sources))
+        chosen = tuple(task for task in unpacked.tasks if task.number in ("1.1", "1.2", "1.3", "1.7"))
+        ring = f"%%ranks\n{unpacked.ours['ring-reduce-scatter']}"
+        sources = {
+            "ring_step": "%%ranks\ndef ring_step(*_):\n    raise ValueError\n\n_deep = " + "-" * 900 + "1\n",
+            "ring_reduce_scatter": ring,
+            "ring_all_gather": unpacked.stubs["ring-all-gather"],
+            "direct_reduce_scatter": ring.replace("def ring_reduce_scatter", "def direct_reduce_scatter"),
+        }
+        submission = hand_in(tmp_path, "anna", lab, writes(**sources))
         record = grading.grade(submission, replace(unpacked, tasks=chosen), Limits())
-    assert [(answer.points, answer.replaced_by_ours) for answer in record.answers] == [(0, []), (0, [])]
+    step, right, blank, other = record.answers
+    assert (step.points, right.points, blank.points, other.points) == (0, right.max_points, 0, 0), record.why
+    assert [answer.replaced_by_ours for answer in record.answers] == [[], ["1.1"], [], []]
+    assert blank.reason == "unanswered"
+    assert "1.2 ring_reduce_scatter: passed (judged with the course's own 1.1)" in record.why
+    assert step.verdicts and all("candidate.py" not in verdict.evidence for verdict in step.verdicts)
 
 
 def test_places_are_lines_of_the_students_cells(tmp_path, monkeypatch):
