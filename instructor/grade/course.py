@@ -18,14 +18,14 @@ import nbformat
 from instructor import release
 from instructor.build import Chapter, chapters, lab_of, module_names, solution_of
 from instructor.grade import static_checks
-from instructor.grade.reader import without_first_magics
+from instructor.grade.reader import exercises_in, without_first_magics
 from instructor.grade.tasks import Task, tasks_of
 
 HERE = Path(__file__).parent
 # Files of this folder that affect neither verdicts nor the points before the instructor's decisions
 SHOWING = ("__init__", "__main__", "archives", "lms_zips", "choice", "command", "dashboard", "export", "feedback")
-SHOWING += ("finding", "gradebook", "gradescope", "similarity", "nbgrader_course", "outputs", "platforms", "policy")
-SHOWING += ("returns", "tables", "unchanged")
+SHOWING += ("finding", "gradebook", "gradescope", "nbgrader_course", "outputs", "platforms", "policy")
+SHOWING += ("returns", "tables")
 JUDGE = ("__init__", "reader", "judge", "assembly", "drawing", "forked_server", "isolation", "limits")
 JUDGE += ("network_meter", "safe_loading", "static_checks", "store_proxy")
 
@@ -53,7 +53,7 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
         release.ReleaseError: if the chapter's bundle cannot be made.
     """
     files, tasks = files_of(chapter), tuple(tasks_of(chapter))
-    stubs, ours = stubs_of(chapter), _exercises_in(solution_of(chapter))
+    stubs, ours = exercises_in(lab_of(chapter)), exercises_in(solution_of(chapter))
     to_come = [other for other in chapters() if other.name >= chapter.name]
     withheld = tuple(f"solutions.{module}" for other in to_come for module in module_names(other))
     with tempfile.TemporaryDirectory(prefix="course-") as temporary:
@@ -134,13 +134,3 @@ def digest_of(chapter: Chapter, files: dict[str, bytes]) -> str:
     for name, data in sorted((judging | graders).items()):
         content.update(name.encode() + b"\0" + data + b"\0")
     return content.hexdigest()
-
-
-def stubs_of(chapter: Chapter) -> dict[str, str]:
-    """Return what students find in each exercise of a lab, by its grade_id."""
-    return _exercises_in(lab_of(chapter))
-
-
-def _exercises_in(lab: nbformat.NotebookNode) -> dict[str, str]:
-    cells = [cell for cell in lab.cells if "exercise" in cell.metadata.get("tags", [])]
-    return {cell.metadata["nbgrader"]["grade_id"]: without_first_magics(cell.source) for cell in cells}
