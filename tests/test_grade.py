@@ -464,11 +464,7 @@ def test_totals_weigh_the_labs(tmp_path):
         ("course.toml", f"[labs.{LAB}]\ndeadline = 2026-11-30T23:59:00", "needs a time zone"),
         ("overrides.csv", "name,points\n", "first line of overrides.csv must be student,exercise,points,comment"),
         ("overrides.csv", "student,exercise,points,comment\nanna,0.1,x,\n", "line 2: 'x' is not a number"),
-        (
-            "overrides.csv",
-            "student,exercise,points,comment\nanna,0.1,-1,\n",
-            "the points must not be negative, got -1",
-        ),
+        ("overrides.csv", "student,exercise,points,comment\nanna,0.1,-1,\n", "the points must not be negative, got -1"),
     ],
 )
 def test_a_mistake_in_an_instructors_file_is_named(tmp_path, name, text, message):

@@ -11,18 +11,7 @@ import nbformat
 import pytest
 
 from instructor import build
-from instructor.grade import (
-    assembly,
-    course,
-    dashboard,
-    grading,
-    judge,
-    outputs,
-    reader,
-    records,
-    submissions,
-    tasks,
-)
+from instructor.grade import assembly, course, dashboard, grading, judge, outputs, reader, records, submissions, tasks
 from instructor.grade.limits import Limits
 from instructor.grade.policy import Policy
 from shared.deadlines import scaled
@@ -237,13 +226,7 @@ def record_with(code: str, student: str = "eve"):
 
 
 @pytest.mark.parametrize(
-    "code",
-    [
-        DEEP,
-        "x = '\ud800'\n" * 40,
-        "# \x00\n" * 40,
-        "def f():\n" * 1 + "    return " + "[" * 190 + "]" * 190,
-    ],
+    "code", [DEEP, "x = '\ud800'\n" * 40, "# \x00\n" * 40, "def f():\n" * 1 + "    return " + "[" * 190 + "]" * 190]
 )
 def test_no_code_stops_the_dashboard(tmp_path, code):
     """A right exercise with a deeply nested expression once made the command fail after everybody had been graded."""

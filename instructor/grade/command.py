@@ -17,17 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from instructor.build import Chapter, chapters
-from instructor.grade import (
-    course,
-    finding,
-    grading,
-    machine_load,
-    platforms,
-    policy,
-    records,
-    sandbox,
-    tasks,
-)
+from instructor.grade import course, finding, grading, machine_load, platforms, policy, records, sandbox, tasks
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
 from instructor.grade.records import Record
@@ -255,7 +245,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--exercise", help="grade this exercise again, such as 2.4, and keep the other verdicts")
     parser.add_argument("--anonymous", action="store_true", help=ANONYMOUS)
     parser.add_argument("--jobs", type=int, help="how many submissions to grade at once; default: two per core")
-    parser.add_argument("--seconds", type=float, default=Limits.seconds_each, help="time limit for one exercise")
     return parser
 
 
@@ -270,7 +259,7 @@ def main() -> int:
         tuple(options.student) if options.student else None,
         options.exercise,
         jobs,
-        Limits(options.seconds, memory_bytes),
+        Limits(memory_bytes=memory_bytes),
         options.anonymous,
     )
     try:
