@@ -77,7 +77,7 @@ def impatient():
         attempts = unpacked.folder / "shared" / "checks" / "engine" / "attempts.py"
         usual = attempts.read_text()
         assert usual.count("scaled(20.0)") == 1
-        attempts.write_text(usual.replace("scaled(20.0)", "scaled(5.0)"))
+        attempts.write_text(usual.replace("scaled(20.0)", "scaled(3.0)"))
         yield unpacked
 
 
