@@ -26,7 +26,6 @@ from instructor.grade import command as grade
 from instructor.grade import (
     course,
     drawing,
-    feedback,
     finding,
     gradebook,
     grading,
@@ -39,7 +38,7 @@ from instructor.grade import (
 )
 from instructor.grade.drawing import DrawnSizes, GradingRunner
 from instructor.grade.limits import Limits
-from instructor.grade.outputs import Outputs
+from instructor.grade.outputs import Outputs, write_index, write_page
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
 from shared import deadlines
@@ -426,7 +425,7 @@ def test_the_terminal_shows_the_points_that_count_and_how_many_are_graded(tmp_pa
 def test_a_late_submission_s_page_shows_the_points_before_the_deduction(tmp_path):
     answers = [Answer("0.1", "x", 8.0, 10.0)]
     record = Record("anna", LAB, "", answers, late="1 day late, so 90% of the points count", deducted=0.8)
-    feedback.write(record, tmp_path)
+    write_page(record, tmp_path)
     page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
     assert "anna: 7.2 of 10 points" in page
     assert "handed in 1 day late, so 90% of the points count: 0.8 of 8 points were deducted." in page
@@ -520,8 +519,8 @@ def hostile_record() -> Record:
 
 def test_pages_show_students_text_as_plain_text(tmp_path):
     record = hostile_record()
-    feedback.write(record, tmp_path)
-    feedback.write_index([record], tmp_path)
+    write_page(record, tmp_path)
+    write_index([record], tmp_path)
     page = (tmp_path / "feedback" / record.student / f"{LAB}.html").read_text()
     index = (tmp_path / "index.html").read_text()
     for text in (page, index):
@@ -535,7 +534,7 @@ def test_the_page_shows_the_code_of_failed_exercises_with_the_numbers_of_its_lin
     answers += [Answer("0.2", "late", 1.0, 2.0, [Verdict("late", "values", True)], replaced_by_ours=["0.1"])]
     answers += [Answer("0.3", "none", 0.0, 2.0, reason=records.UNANSWERED, cells=["none"])]
     record = Record("anna", LAB, "", answers, code={"piece": "\n\ndef f():\n    return '<b>'", "none": "stub"})
-    feedback.write(record, tmp_path)
+    write_page(record, tmp_path)
     page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
     assert '<span class="line">3</span>def f():\n' in page and "&lt;b&gt;" in page
     assert "judged together with the course's own code" in page and "Unanswered" in page and "stub" not in page
@@ -550,7 +549,7 @@ def test_the_page_marks_the_check_without_which_an_exercise_earns_nothing(tmp_pa
     verdicts = [Verdict("piece", check, True, (2,)) for check in order]
     first = [Verdict("other", check, False, (2,)) for check in ("every sample", "epochs")]
     answers = [Answer("0.1", "piece", 2.0, 2.0, verdicts), Answer("0.2", "other", 0.0, 1.0, first, bonus=True)]
-    feedback.write(Record("anna", LAB, "", answers), tmp_path)
+    write_page(Record("anna", LAB, "", answers), tmp_path)
     page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
     for text in (
         *order.values(),
@@ -576,7 +575,7 @@ def test_a_check_that_did_not_run_has_a_sign_and_words_of_its_own(tmp_path):
     skipped = [Verdict("piece", name, False, (), "this check runs when “values” passes") for name in ("group", "wire")]
     verdicts = [Verdict("piece", "values", False, (2,), "wrong"), *skipped]
     record = Record("anna", LAB, "", [Answer("0.1", "piece", 0.0, 2.0, verdicts)])
-    feedback.write(record, tmp_path)
+    write_page(record, tmp_path)
     page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
     signs = re.findall(r'<td class="sign ([\w-]+)">([^<]+)<', page)
     assert signs == [("failed", "✗ failed"), *[("did-not-run", "– did not run")] * 2]
@@ -589,7 +588,7 @@ def test_a_decision_about_a_file_that_could_not_be_read_is_shown(tmp_path):
     record.reason = "it is not JSON"
     decisions = Policy(overrides={("haddad", "0.1"): policy.Override(1.0, "right on paper")})
     decided = decisions.applied(record, None)
-    feedback.write(decided, tmp_path)
+    write_page(decided, tmp_path)
     page = (tmp_path / "feedback" / "haddad" / f"{LAB}.html").read_text()
     for text in ("<p>Your instructor decided on 1 point.", "right on paper", "0.1 x: 1 of 2 points"):
         assert text in page, text
@@ -608,7 +607,7 @@ def test_a_student_without_a_result_reads_what_to_do_next(tmp_path):
     }
     pages = {}
     for student, record in of_reasons.items():
-        feedback.write(record, tmp_path)
+        write_page(record, tmp_path)
         pages[student] = (tmp_path / "feedback" / student / f"{LAB}.html").read_text()
     assert f"There is no notebook. {advice}" in pages["anna"] and advice not in pages["cleo"]
     assert f"If you wrote code there, save labs/{LAB}_lab.ipynb in JupyterLab and hand in that file." in pages["ben"]
@@ -691,14 +690,14 @@ def test_a_slow_probe_is_repeated_less_often_and_has_time_for_it(monkeypatch):
 
 
 def test_a_long_name_in_a_notice_can_break_and_keeps_the_table_on_the_page(tmp_path):
-    feedback.write_index([Record("anna", LAB, "", [], notices=["uses torch.a.very.long.name"])], tmp_path)
+    write_index([Record("anna", LAB, "", [], notices=["uses torch.a.very.long.name"])], tmp_path)
     page = (tmp_path / "index.html").read_text()
     assert '<td class="long">uses torch.a.very.long.name</td>' in page and "td.long { overflow-wrap: anywhere;" in page
 
 
 def test_every_rule_of_the_style_sheet_is_one_of_html(tmp_path):
     """Half a rule, left over from a merge, once spoilt the one after it."""
-    feedback.write_index([], tmp_path)
+    write_index([], tmp_path)
     page = (tmp_path / "index.html").read_text()
     rules = page[page.index("<style>") + 7 : page.index("</style>")]
     selectors = re.findall(r"([^{};]+)\{", re.sub(r"/\*.*?\*/", "", rules))

@@ -23,7 +23,7 @@ from instructor.grade.tasks import Task, tasks_of
 
 HERE = Path(__file__).parent
 # Files of this folder that affect neither verdicts nor the points before the instructor's decisions
-SHOWING = ("__init__", "__main__", "archives", "lms_zips", "choice", "command", "dashboard", "export", "feedback")
+SHOWING = ("__init__", "__main__", "archives", "lms_zips", "choice", "command", "dashboard", "export")
 SHOWING += ("finding", "gradebook", "gradescope", "nbgrader_course", "outputs", "platforms", "policy")
 SHOWING += ("returns", "tables")
 JUDGE = ("__init__", "reader", "judge", "assembly", "drawing", "forked_server", "isolation", "limits")
