@@ -94,8 +94,8 @@ def left():
 def test_unusual_code_that_runs_in_a_notebook_gets_all_points(tmp_path):
     """Try a deadline for a cell, a __future__ import, names that every rank has, magics, and a call at the end.
 
-    A helper in a new cell uses constants of that cell; test_submissions.py tries the other kinds. The grader's umask
-    is strict: on a hardened server, root's new files are for root alone, but the judge runs as another user.
+    A helper in a new cell uses constants of that cell; test_submissions.py tries the other kinds. The grader's
+    new files are for root alone, as on a hardened server, but the judge runs as another user.
     """
 
     def change(notebook):
