@@ -15,7 +15,7 @@ from instructor.grade.records import UNANSWERED, Record, counted, notebook_of, w
 from instructor.grade.submissions import Submission
 from instructor.grade.tasks import essential_of
 from shared.checks.engine.display import shorten_repeated_evidence, sign
-from shared.tables.rendering import render
+from shared.tables import render
 
 ANONYMOUS = "anonymous"  # the folder with pages and tables that name no student
 
