@@ -1,6 +1,7 @@
 """Fixtures for several test files, such as ranks for all tests of a module, and the distribution over workers."""
 
 import contextlib
+import functools
 import io
 import os
 import signal
@@ -99,6 +100,18 @@ def with_a_reader(monkeypatch) -> None:
     from shared.ranks import reader
 
     monkeypatch.setattr(reader, "present", lambda: True)
+
+
+@pytest.fixture(scope="module")
+def unpacked_once():
+    """Unpack a lab's course only once for all tests of a module."""
+    from instructor.grade import course
+
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        unpack = course.unpacked
+        only_once = functools.cache(lambda chapter: stack.enter_context(unpack(chapter)))
+        patch.setattr(course, "unpacked", lambda chapter: contextlib.nullcontext(only_once(chapter)))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Grading gives every student and lab one row, keeps finished grades, and shows students' text as plain text."""
 
+import contextlib
 import csv
 import errno
 import functools
@@ -25,7 +26,7 @@ from instructor import release
 from instructor.grade import command as grade
 from instructor.grade import (
     course,
-    feedback,
+    drawing,
     finding,
     gradebook,
     grading,
@@ -35,11 +36,10 @@ from instructor.grade import (
     sandbox,
     submissions,
     tasks,
-    unchanged,
 )
 from instructor.grade.drawing import DrawnSizes, GradingRunner
 from instructor.grade.limits import Limits
-from instructor.grade.outputs import Outputs
+from instructor.grade.outputs import Outputs, write_index, write_page
 from instructor.grade.policy import Policy
 from instructor.grade.records import Answer, Record
 from shared import deadlines
@@ -51,7 +51,7 @@ from shared.ranks.diagnosis import CellState
 from shared.ranks.errors import CellFailed
 from tests.handed_in import CHAPTERS, cells_of, hand_in, need_sandbox, writes
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("unpacked_once")]
 
 LAB = "00_ranks"
 ROOT = Path(__file__).parent.parent
@@ -148,10 +148,10 @@ def test_every_student_has_a_row_and_a_page_whatever_they_handed_in(tmp_path, mo
         assert json.loads((folder / "gradescope" / student / LAB / "results.json").read_text())["output"]
 
 
-def test_a_grader_killed_in_the_middle_of_200_continues_where_it_was(tmp_path):
+def test_a_grader_killed_in_the_middle_of_50_continues_where_it_was(tmp_path):
     handed_in, folder, log = tmp_path / "in", tmp_path / "out", tmp_path / "log"
-    for number in range(200):
-        path = handed_in / f"student{number:03d}" / LAB / f"{LAB}.ipynb"
+    for number in range(50):
+        path = handed_in / f"student{number:02d}" / LAB / f"{LAB}.ipynb"
         path.parent.mkdir(parents=True)
         path.write_text(str(number))
     script = f"""
@@ -169,19 +169,19 @@ def test_a_grader_killed_in_the_middle_of_200_continues_where_it_was(tmp_path):
         """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    for _ in range(80):
+    for _ in range(20):
         assert process.stdout.readline()
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     before = {path.parent.name: path.read_bytes() for path in (folder / "records").glob("*/*.json")}
-    assert 80 <= len(before) < 200
-    assert len(rows(folder / "gradebook.csv")) >= 79  # complete, although its writer was killed
+    assert 20 <= len(before) < 50
+    assert len(rows(folder / "gradebook.csv")) >= 19  # complete, although its writer was killed
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert [row["student"] for row in rows(folder / "gradebook.csv")] == [f"student{n:03d}" for n in range(200)]
+    assert [row["student"] for row in rows(folder / "gradebook.csv")] == [f"student{n:02d}" for n in range(50)]
     assert all((folder / "records" / student / f"{LAB}.json").read_bytes() == kept for student, kept in before.items())
     times = Counter(log.read_text().split())
-    assert len(times) == 200 and all(times[student] == 1 for student in before)
+    assert len(times) == 50 and all(times[student] == 1 for student in before)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -228,24 +228,6 @@ def test_ctrl_c_during_the_first_seconds_prints_no_traceback(tmp_path):
     assert process.returncode == -signal.SIGINT and "Traceback" not in printed
 
 
-def test_ctrl_c_in_a_terminal_costs_no_points(tmp_path):
-    """A terminal signals all processes of a command. The sandbox once ended, and the code seemed to have crashed it."""
-    need_sandbox()
-    hand_in(tmp_path / "in", "anna", LAB)
-    command = [sys.executable, "-m", "instructor.grade", str(tmp_path / "in"), "--into", str(tmp_path / "out")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        grader, deadline = psutil.Process(process.pid), time.monotonic() + deadlines.scaled(120)
-        # The children are two processes of bubblewrap, the judge, the fork server and the controller.
-        while len(grader.children(recursive=True)) < 5:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)
-        printed, _ = process.communicate(timeout=deadlines.scaled(300))
-    assert "Graded so far: 1." in printed or "Graded submissions: 1." in printed, printed
-    (anna,) = rows(tmp_path / "out" / "gradebook.csv")
-    assert (anna["points"], anna["reason"]) == ("15.0", "all checks passed")
-
-
 def test_only_changed_notebooks_are_graded_again(tmp_path):
     handed_in, folder = tmp_path / "in", tmp_path / "out"
     anna, _ = hand_in(handed_in, "anna", LAB), hand_in(handed_in, "ben", LAB)
@@ -266,12 +248,11 @@ def test_only_changed_notebooks_are_graded_again(tmp_path):
 
 def test_only_what_verdicts_depend_on_makes_everybodys_work_be_graded_again(monkeypatch):
     """A new word in README.md once had every submission graded again, which takes hours."""
-    bundle, (lab, *_) = release.bundle, CHAPTERS.values()
+    bundle, (lab, *_) = release.bundle(0), CHAPTERS.values()
 
     def digest(change=None) -> str:
-        monkeypatch.setattr(release, "bundle", lambda number: bundle(number) | (change or {}))
-        with course.unpacked(lab) as unpacked:
-            return unpacked.digest
+        monkeypatch.setattr(release, "bundle", lambda number: bundle | (change or {}))
+        return course.digest_of(lab, course.files_of(lab))
 
     before = digest()
     assert before == digest({"README.md": b"x", "chapters/glossary.md": b"x", f"labs/{LAB}_lab.ipynb": b"{}"})
@@ -445,7 +426,7 @@ def test_the_terminal_shows_the_points_that_count_and_how_many_are_graded(tmp_pa
 def test_a_late_submission_s_page_shows_the_points_before_the_deduction(tmp_path):
     answers = [Answer("0.1", "x", 8.0, 10.0)]
     record = Record("anna", LAB, "", answers, late="1 day late, so 90% of the points count", deducted=0.8)
-    feedback.write(record, tmp_path)
+    write_page(record, tmp_path)
     page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
     assert "anna: 7.2 of 10 points" in page
     assert "handed in 1 day late, so 90% of the points count: 0.8 of 8 points were deducted." in page
@@ -483,11 +464,7 @@ def test_totals_weigh_the_labs(tmp_path):
         ("course.toml", f"[labs.{LAB}]\ndeadline = 2026-11-30T23:59:00", "needs a time zone"),
         ("overrides.csv", "name,points\n", "first line of overrides.csv must be student,exercise,points,comment"),
         ("overrides.csv", "student,exercise,points,comment\nanna,0.1,x,\n", "line 2: 'x' is not a number"),
-        (
-            "overrides.csv",
-            "student,exercise,points,comment\nanna,0.1,-1,\n",
-            "the points must not be negative, got -1",
-        ),
+        ("overrides.csv", "student,exercise,points,comment\nanna,0.1,-1,\n", "the points must not be negative, got -1"),
     ],
 )
 def test_a_mistake_in_an_instructors_file_is_named(tmp_path, name, text, message):
@@ -521,7 +498,7 @@ def test_anonymous_pages_stay_up_to_date_and_say_what_is_not_removed(tmp_path):
     index, plain = (path.read_text() for path in (folder / "anonymous" / "index.html", folder / "index.html"))
     assert "error messages contain, are not removed." in index and "for you to check" not in index
     assert "are not removed" not in plain and "for you to check" in plain
-    assert "names in code and error messages stay" in unchanged.ANONYMOUS
+    assert "names in code and error messages stay" in grade.ANONYMOUS
 
 
 def test_two_graders_cannot_write_to_one_folder(tmp_path):
@@ -543,8 +520,8 @@ def hostile_record() -> Record:
 
 def test_pages_show_students_text_as_plain_text(tmp_path):
     record = hostile_record()
-    feedback.write(record, tmp_path)
-    feedback.write_index([record], tmp_path)
+    write_page(record, tmp_path)
+    write_index([record], tmp_path)
     page = (tmp_path / "feedback" / record.student / f"{LAB}.html").read_text()
     index = (tmp_path / "index.html").read_text()
     for text in (page, index):
@@ -558,7 +535,7 @@ def test_the_page_shows_the_code_of_failed_exercises_with_the_numbers_of_its_lin
     answers += [Answer("0.2", "late", 1.0, 2.0, [Verdict("late", "values", True)], replaced_by_ours=["0.1"])]
     answers += [Answer("0.3", "none", 0.0, 2.0, reason=records.UNANSWERED, cells=["none"])]
     record = Record("anna", LAB, "", answers, code={"piece": "\n\ndef f():\n    return '<b>'", "none": "stub"})
-    feedback.write(record, tmp_path)
+    write_page(record, tmp_path)
     page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
     assert '<span class="line">3</span>def f():\n' in page and "&lt;b&gt;" in page
     assert "judged together with the course's own code" in page and "Unanswered" in page and "stub" not in page
@@ -573,7 +550,7 @@ def test_the_page_marks_the_check_without_which_an_exercise_earns_nothing(tmp_pa
     verdicts = [Verdict("piece", check, True, (2,)) for check in order]
     first = [Verdict("other", check, False, (2,)) for check in ("every sample", "epochs")]
     answers = [Answer("0.1", "piece", 2.0, 2.0, verdicts), Answer("0.2", "other", 0.0, 1.0, first, bonus=True)]
-    feedback.write(Record("anna", LAB, "", answers), tmp_path)
+    write_page(Record("anna", LAB, "", answers), tmp_path)
     page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
     for text in (
         *order.values(),
@@ -599,7 +576,7 @@ def test_a_check_that_did_not_run_has_a_sign_and_words_of_its_own(tmp_path):
     skipped = [Verdict("piece", name, False, (), "this check runs when “values” passes") for name in ("group", "wire")]
     verdicts = [Verdict("piece", "values", False, (2,), "wrong"), *skipped]
     record = Record("anna", LAB, "", [Answer("0.1", "piece", 0.0, 2.0, verdicts)])
-    feedback.write(record, tmp_path)
+    write_page(record, tmp_path)
     page = (tmp_path / "feedback" / "anna" / f"{LAB}.html").read_text()
     signs = re.findall(r'<td class="sign ([\w-]+)">([^<]+)<', page)
     assert signs == [("failed", "✗ failed"), *[("did-not-run", "– did not run")] * 2]
@@ -612,7 +589,7 @@ def test_a_decision_about_a_file_that_could_not_be_read_is_shown(tmp_path):
     record.reason = "it is not JSON"
     decisions = Policy(overrides={("haddad", "0.1"): policy.Override(1.0, "right on paper")})
     decided = decisions.applied(record, None)
-    feedback.write(decided, tmp_path)
+    write_page(decided, tmp_path)
     page = (tmp_path / "feedback" / "haddad" / f"{LAB}.html").read_text()
     for text in ("<p>Your instructor decided on 1 point.", "right on paper", "0.1 x: 1 of 2 points"):
         assert text in page, text
@@ -631,7 +608,7 @@ def test_a_student_without_a_result_reads_what_to_do_next(tmp_path):
     }
     pages = {}
     for student, record in of_reasons.items():
-        feedback.write(record, tmp_path)
+        write_page(record, tmp_path)
         pages[student] = (tmp_path / "feedback" / student / f"{LAB}.html").read_text()
     assert f"There is no notebook. {advice}" in pages["anna"] and advice not in pages["cleo"]
     assert f"If you wrote code there, save labs/{LAB}_lab.ipynb in JupyterLab and hand in that file." in pages["ben"]
@@ -697,15 +674,31 @@ def test_a_probe_of_many_small_messages_may_cost_more_headers_with_each_step():
     assert heard == [54, 54 * attempt.sizes.repeats]
 
 
+def test_a_slow_probe_is_repeated_less_often_and_has_time_for_it(monkeypatch):
+    """Code that waited 0.4 s in each call, as if the network were slow, once was stopped after the time of one call."""
+    clock, called = [0.0], []
+
+    def call(times=1, timeout_s=20.0):
+        clock[0] += 0.8 * times  # a check with two calls
+        called.append(times)
+        assert 0.8 * times < timeout_s
+        return [], []
+
+    monkeypatch.setattr(drawing.time, "monotonic", lambda: clock[0])
+    attempt = SimpleNamespace(sizes=DrawnSizes(added=range(15, 40), draws=random.Random(0)), world_size=4)
+    GradingRunner().probe(attempt, call)
+    assert called == [1, drawing.FEWEST_REPEATS]
+
+
 def test_a_long_name_in_a_notice_can_break_and_keeps_the_table_on_the_page(tmp_path):
-    feedback.write_index([Record("anna", LAB, "", [], notices=["uses torch.a.very.long.name"])], tmp_path)
+    write_index([Record("anna", LAB, "", [], notices=["uses torch.a.very.long.name"])], tmp_path)
     page = (tmp_path / "index.html").read_text()
     assert '<td class="long">uses torch.a.very.long.name</td>' in page and "td.long { overflow-wrap: anywhere;" in page
 
 
 def test_every_rule_of_the_style_sheet_is_one_of_html(tmp_path):
     """Half a rule, left over from a merge, once spoilt the one after it."""
-    feedback.write_index([], tmp_path)
+    write_index([], tmp_path)
     page = (tmp_path / "index.html").read_text()
     rules = page[page.index("<style>") + 7 : page.index("</style>")]
     selectors = re.findall(r"([^{};]+)\{", re.sub(r"/\*.*?\*/", "", rules))
@@ -794,23 +787,32 @@ def test_nothing_runs_without_bubblewrap(tmp_path, monkeypatch):
         grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
 
 
-def test_make_grade_grades(tmp_path, monkeypatch):
-    """Run the command that an instructor types, with a right and a wrong submission."""
-    monkeypatch.setattr(sandbox, "require", REQUIRE)
+def is_judging(process: psutil.Process) -> bool:
+    """Return whether this is a process of a judge, all of which are forks of the first one."""
+    with contextlib.suppress(psutil.Error):
+        return process.name() != "bwrap" and "instructor.grade.judge" in process.cmdline()
+    return False
+
+
+def test_make_grade_continues_after_ctrl_c_in_a_terminal(tmp_path):
+    """Run the command that an instructor types, with a right and a wrong submission.
+
+    A terminal signals all processes of a command. The sandbox once ended, and the code seemed to have crashed it.
+    """
     need_sandbox()
     hand_in(tmp_path / "in", "anna", LAB)
     wrong = "%%ranks\ndef sum_over_ranks(number):\n    return number"
     hand_in(tmp_path / "in", "ben", LAB, writes(sum_over_ranks=wrong))
-    command = [
-        sys.executable,
-        "-m",
-        "instructor.grade",
-        str(tmp_path / "in"),
-        "--chapter",
-        "0",
-        "--into",
-        str(tmp_path / "out"),
-    ]
+    command = [sys.executable, "-m", "instructor.grade", str(tmp_path / "in"), "--chapter", "0"]
+    command += ["--into", str(tmp_path / "out"), "--jobs", "2"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        grader, deadline = psutil.Process(process.pid), time.monotonic() + deadlines.scaled(120)
+        while sum(map(is_judging, grader.children(recursive=True))) < 3:  # the judge, its fork server and a rank
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        printed, _ = process.communicate(timeout=deadlines.scaled(300))
+    assert process.returncode == 130 and re.search("Graded so far: [12]", printed), printed
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     anna, ben = rows(tmp_path / "out" / "gradebook.csv")

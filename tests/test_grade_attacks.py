@@ -1,7 +1,8 @@
 """Attacks against the sandbox and the measurement from outside. None earns points or does harm.
 
-Each attack replaces average_gradients, and ManualDDP has to use it. Names that reading the code would find are put
-together while it runs. What code forges inside its own process is not looked for (`instructor/grade/__init__.py`).
+Each attack is in exercise 2.3 or 2.5, in which the gradients of a model are averaged. Names that reading the code would
+find are put together while it runs. What code forges inside its own process is not looked for: see
+`instructor/grade/__init__.py`.
 """
 
 import os
@@ -21,8 +22,11 @@ from tests.handed_in import CHAPTERS, hand_in, left_over, need_sandbox, writes
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own")]
 
 LAB = "02_manual_ddp"
-PIECE = "2.3"
-TOP = """
+CELLS = {  # of exercises 2.3 and 2.5, each with the head of its function
+    "average_gradients": "average_gradients(module, group=None)",
+    "weighted": "average_gradients_weighted(module, samples, group=None)",
+}
+TOP = """%%ranks
 import os, time
 
 def each(module):
@@ -32,7 +36,7 @@ def each(module):
                 parameter.grad = torch.zeros_like(parameter)
             yield parameter
 
-def average_gradients(module, group=None):
+def {head}:
     world_size, rank = dist.get_world_size(group), dist.get_rank(group)
     for index, parameter in enumerate(each(module)):
 """
@@ -157,10 +161,25 @@ ATTACKS = {
         address = [store for _, store in dist.distributed_c10d._world.pg_map.values()][0]
         while hasattr(address, "underlying_store"):
             address = address.underlying_store
-        held = [socket.create_connection((address.host, address.port)) for _ in range(500)]
+        held = [socket.create_connection((address.host, address.port)) for _ in range(150)]
         dist.all_reduce(parameter.grad, group=group)
         """,
         "",
+    ),
+    "values that are sent through the store": (
+        """
+        store = [store for _, store in dist.distributed_c10d._world.pg_map.values()][0]
+        ranks_here = dist.get_process_group_ranks(group or dist.group.WORLD)
+        counts = dist.__dict__.setdefault("counts", {})
+        name = (group or dist.group.WORLD).group_name
+        counts[name] = counts.get(name, 0) + 1
+        key = f"{name}-{ranks_here}-{counts[name]}-"
+        store.set(key + str(dist.get_rank()), parameter.grad.contiguous().numpy().tobytes())
+        parts = [torch.frombuffer(bytearray(store.get(key + str(at))), dtype=parameter.dtype) for at in ranks_here]
+        parameter.grad.copy_((sum(parts) / world_size).view(parameter.shape))
+        dist.all_reduce(torch.zeros(1), group=group)
+        """,
+        "void: the code used the process group's store",
     ),
     "too many files": (
         """
@@ -186,25 +205,42 @@ ATTACKS = {
 }
 
 
+TOGETHER = [  # which of these are in one notebook: the first in 2.3, the second in 2.5
+    ("hidden calls of the backend", "calls that were never made"),
+    ("another client of the controller", "sockets of its own"),
+    ("sockets that leave no trace", "values that are sent through the store"),
+    ("a flood of connections", "too many files"),
+    ("detached shared memory",),
+]
+LIMITS = Limits(memory_bytes=3_000_000_000)
+
+
 @pytest.fixture(scope="module")
 def judged_with():
     need_sandbox()
     with course.unpacked(CHAPTERS[LAB]) as unpacked:
-        yield replace(unpacked, tasks=tuple(task for task in unpacked.tasks if task.number in ("2.1", PIECE)))
+        yield unpacked
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_earns_nothing_and_harms_nobody(tmp_path, judged_with, name):
-    if name == "detached shared memory" and not can_make_groups():
+def tasks(judged_with, *numbers: str):
+    return replace(judged_with, tasks=tuple(task for task in judged_with.tasks if task.number in numbers))
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
+def test_an_attack_earns_nothing_and_harms_nobody(tmp_path, judged_with, names):
+    if "detached shared memory" in names and not can_make_groups():
         pytest.skip("the grader may not create a control group on this system")
-    body, reason = ATTACKS[name]
-    source = f"%%ranks\n{TOP}{textwrap.indent(textwrap.dedent(body).strip(), '        ')}"
-    submission = hand_in(tmp_path, "eve", LAB, writes(average_gradients=source))
-    record = grading.grade(submission, judged_with, Limits(memory_bytes=3_000_000_000))
-    honest, attack = record.answers
-    evidence = "\n".join([attack.reason, *(verdict.evidence for verdict in attack.verdicts)])
-    assert (honest.points, attack.points) == (honest.max_points, 0), evidence
-    assert reason in evidence and evidence.strip()
+    numbers = ("2.3", "2.5")[: len(names)]
+    sources = {}
+    for name, (cell, head) in zip(names, CELLS.items(), strict=False):
+        sources[cell] = TOP.format(head=head) + textwrap.indent(textwrap.dedent(ATTACKS[name][0]).strip(), " " * 8)
+    submission = hand_in(tmp_path, "eve", LAB, writes(**sources))
+    record = grading.grade(submission, tasks(judged_with, "2.1", *numbers, "2.6"), LIMITS)
+    before, *attacks, after = record.answers
+    for name, attack in zip(names, attacks, strict=True):
+        evidence = "\n".join([attack.reason, *(verdict.evidence for verdict in attack.verdicts)])
+        assert attack.points == 0 and ATTACKS[name][1] in evidence and evidence.strip(), (name, evidence)
+    assert (before.points, after.points) == (before.max_points, after.max_points), record.why
     assert not left_over()
 
 
@@ -225,7 +261,7 @@ def average_gradients(module, group=None):
 {textwrap.indent(REACHES.strip(), "    ")}
 """
     submission = hand_in(tmp_path, "eve", LAB, writes(average_gradients=source))
-    _, answer = grading.grade(submission, judged_with, Limits(memory_bytes=3_000_000_000)).answers
+    (answer,) = grading.grade(submission, tasks(judged_with, "2.3"), LIMITS).answers
     evidence = "\n".join([answer.reason, *(verdict.evidence for verdict in answer.verdicts)])
     assert answer.points == 0 and "('reached', [])" in evidence, evidence
 

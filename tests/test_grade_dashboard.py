@@ -7,9 +7,9 @@ from rapidfuzz import fuzz
 
 from instructor.build import ROOT
 from instructor.grade import dashboard
-from instructor.grade.course import stubs_of
+from instructor.grade.choice import stubs_of
+from instructor.grade.dashboard import essence
 from instructor.grade.records import UNANSWERED, Answer, Record
-from instructor.grade.similarity import essence
 from shared.checks.engine.failures import NOT_WRITTEN
 from shared.checks.engine.verdicts import SAME_AS, Verdict
 from tests.handed_in import CHAPTERS, hand_in, pieces_of

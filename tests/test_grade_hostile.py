@@ -1,6 +1,6 @@
 """A hostile submission gets a row with a reason, loses only its own exercise's points, and leaves nothing behind.
 
-Each case puts hostile code into the first exercise of lab 00, and a right answer into the second.
+Hostile code is in the first exercises of lab 00, and a right answer in a later one.
 """
 
 import enum
@@ -55,22 +55,45 @@ DEFAULTS = Limits()
 
 
 @pytest.fixture(scope="module")
-def judged_with():
+def whole():
     need_sandbox()
     with course.unpacked(CHAPTERS[LAB]) as unpacked:
-        yield replace(unpacked, tasks=unpacked.tasks[:2])
+        yield unpacked
 
 
-def judged(folder, judged_with, body: str, top: str = "", limits=DEFAULTS):
-    """Return the record of a submission whose sum_over_ranks has this body, and whose cell begins with `top`."""
-    source = f"%%ranks\n{top}\ndef sum_over_ranks(number):\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}"
+@pytest.fixture(scope="module")
+def judged_with(whole):
+    return replace(whole, tasks=whole.tasks[:2])
+
+
+EXERCISES = ("sum_over_ranks", "global_mean", "pass_right", "log_mean_loss")  # the first four of five
+
+
+@pytest.fixture(scope="module")
+def impatient():
+    """The course with shorter deadlines, for code that never ends."""
+    need_sandbox()
+    with course.unpacked(CHAPTERS[LAB]) as unpacked:
+        attempts = unpacked.folder / "shared" / "checks" / "engine" / "attempts.py"
+        usual = attempts.read_text()
+        assert usual.count("scaled(20.0)") == 1
+        attempts.write_text(usual.replace("scaled(20.0)", "scaled(3.0)"))
+        yield unpacked
+
+
+def function(name: str, body: str) -> str:
+    return f"%%ranks\n\ndef {name}(number, *_):\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}"
+
+
+def judged(folder, judged_with, body: str, limits=DEFAULTS):
+    """Return the record of a submission whose sum_over_ranks has this body."""
+    source = function("sum_over_ranks", body)
     return grading.grade(hand_in(folder, "eve", LAB, writes(sum_over_ranks=source)), judged_with, limits)
 
 
-def explanation(record) -> str:
-    """Return what the first exercise's row and page say."""
-    first = record.answers[0]
-    return "\n".join([first.reason, *(verdict.evidence for verdict in first.verdicts)])
+def explanation(answer) -> str:
+    """Return what an exercise's row and page say."""
+    return "\n".join([answer.reason, *(verdict.evidence for verdict in answer.verdicts)])
 
 
 # As root, the grader gives each rank a user of its own, so there is nothing that it could kill, and its code continues.
@@ -88,11 +111,31 @@ ON_THE_LINE = """
                 pass
         return number
         """
+DRIPS = """
+    import os, socket, struct, threading, time
+    def drip():
+        for file in range(3, 200):
+            try:
+                line = socket.socket(fileno=os.dup(file))
+                if any(line.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)):
+                    line.sendall(struct.pack("!i", 2**30))
+                    while True:
+                        line.sendall(b"x")
+                        time.sleep(1)
+            except OSError:
+                pass
+    threading.Thread(target=drip, daemon=True).start()
+    time.sleep(3600)
+"""
 HOSTILE = {
     "sys.exit": ("import sys; sys.exit(0)", "SystemExit"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0"),
     # Alone in its group, rank 0 may return its number before the judge sees that the idle ranks are dead.
     "kills all it can": ("import os; os.kill(-1, 9); return float(number)", KILLS_ALL),
+    # As root, this stops only what the rank has started. Otherwise, it stops the judge, too.
+    "stops all it can": ("import os, signal; os.kill(-1, signal.SIGSTOP)", ""),
+    "an endless loop": ("import time\nwhile True: time.sleep(0.01)", "still running"),
+    "a message that never ends": (DRIPS, ""),
     "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "ran out of memory"),
     "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "returned None"),
     "waits for nobody": (
@@ -135,7 +178,7 @@ HOSTILE = {
     ),
     "a solution imported": (
         "from solutions.first_collectives import sum_over_ranks as s; return s(number)",
-        "rejected: exercise 0.1, line 4 uses solutions.",
+        "rejected: exercise 0.4, line 4 uses solutions.",
     ),
     "the same, hidden": (
         "import importlib; return importlib.import_module('solu' + 'tions.first_collectives').sum_over_ranks(number)",
@@ -144,27 +187,43 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_code_loses_only_its_own_exercise(tmp_path, judged_with, name):
-    body, reason = HOSTILE[name]
-    record = judged(tmp_path, judged_with, body)
-    assert reason.casefold() in explanation(record).casefold()
-    assert [answer.points for answer in record.answers] == [0.0, 3.0]
+TOGETHER = [  # which of these are in one notebook
+    ("forged answers to its judge", "a result whose pickle would run code", "the same, hidden", "a solution imported"),
+    ("waits for nobody", "1 GB printed", "10 GB", "a pickle that runs code"),
+    ("kills all it can", "sys.exit", "os._exit", "stops all it can"),
+]
+ENDLESS = ("an endless loop", "a message to its judge that is too long for any memory", "a message that never ends")
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
+def test_hostile_code_loses_only_its_own_exercise(tmp_path, whole, names):
+    check_that_each_loses_its_own_exercise(tmp_path, whole, names)
+
+
+def test_code_that_never_ends_is_stopped_at_the_deadline_of_its_check(tmp_path, impatient):
+    record = check_that_each_loses_its_own_exercise(tmp_path, impatient, ENDLESS)
+    assert "no result was reported within" not in record.why
+
+
+def check_that_each_loses_its_own_exercise(folder, judged_with, names) -> Record:
+    sources = {exercise: function(exercise, HOSTILE[name][0]) for exercise, name in zip(EXERCISES, names, strict=False)}
+    submission = hand_in(folder, "eve", LAB, writes(**sources))
+    record = grading.grade(submission, judged_with, Limits(seconds_each=scaled(40)))
+    for name, answer in zip(names, record.answers, strict=False):
+        assert HOSTILE[name][1].casefold() in explanation(answer).casefold(), name
+        assert answer.points == 0, name
+    assert all(answer.points == answer.max_points for answer in record.answers[len(names) :])
     assert record.why.startswith("0.1 sum_over_ranks") and "\n" not in record.why
     assert not left_over()
+    return record
 
 
-def test_an_endless_loop_ends_at_the_deadline_of_its_check(tmp_path, judged_with):
-    record = judged(tmp_path, judged_with, "import time\nwhile True: time.sleep(0.01)")
-    assert "still running" in explanation(record) and record.points == 3
-
-
-def test_a_fork_bomb_is_stopped_by_the_limit_on_processes(tmp_path, judged_with):
-    limits = Limits(
-        memory_bytes=3_000_000_000, processes=150
-    )  # Lower than the defaults, because other tests run at the same time.
-    record = judged(tmp_path, judged_with, "import os\nwhile True: os.fork()", limits=limits)
-    assert record.answers[0].points == 0 and explanation(record)
+def test_a_fork_bomb_is_stopped_by_the_limit_on_processes(tmp_path, impatient):
+    # Lower than the defaults, because other tests run at the same time
+    limits = Limits(memory_bytes=3_000_000_000, processes=90)
+    two = replace(impatient, tasks=impatient.tasks[:2])
+    record = judged(tmp_path, two, "import os\nwhile True: os.fork()", limits=limits)
+    assert record.answers[0].points == 0 and explanation(record.answers[0])
     assert record.answers[1].points == 3, [verdict.evidence for verdict in record.answers[1].verdicts]
     assert not left_over()
 
@@ -183,48 +242,51 @@ def test_a_new_rank_ends_what_an_earlier_one_has_left_behind():
     other.wait()
 
 
-RIGHT_ON_TWO_RANKS = """
+FILLS_FILES = """
+for file in [os.memfd_create("x") for _ in range(9)]:
+    while os.lseek(file, 0, os.SEEK_CUR) < 95e6:
+        os.write(file, bytes(10**6))"""
+HOARDS = {
+    "sum_over_ranks": "held = bytearray(10**9)\nfor at in range(0, 10**9, 4096): held[at] = 1",
+    "global_mean": "held = mmap.mmap(-1, 10**9)\nfor at in range(0, 10**9, 4096): held[at] = 1",
+    "pass_right": FILLS_FILES,
+}
+LITTLE = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
+
+
+def hoarding(judged_with, name: str) -> str:
+    """Return our own solution of an exercise, which also holds much memory if there are more than two ranks."""
+    body = textwrap.indent(HOARDS[name].strip(), "        ")
+    return f"""{judged_with.ours[name.replace("_", "-")]}
+
 import mmap, os, time
-total = torch.tensor(float(number), dtype=torch.float64)
-dist.all_reduce(total)
-if dist.get_world_size() < 3:
-    return total.item()
+
+def {name}(*arguments, right={name}):
+    if dist.get_world_size() > 2:
+{body}
+        time.sleep(9)
+    return right(*arguments)
 """
 
 
-def test_memory_of_several_processes_is_added_up(tmp_path, judged_with):
-    hoard = "held = bytearray(10**9)\nfor at in range(0, 10**9, 4096): held[at] = 1\ntime.sleep(9)"
-    limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
-    record = judged(tmp_path, judged_with, f"{RIGHT_ON_TWO_RANKS}{hoard}", limits=limits)
-    assert "its processes held" in record.answers[0].reason and record.points == 3
+def test_memory_of_several_processes_is_added_up_shared_memory_too(tmp_path, whole):
+    submission = hand_in(tmp_path, "eve", LAB, writes(**{name: hoarding(whole, name) for name in HOARDS}))
+    record = grading.grade(submission, whole, LITTLE)
+    hoarded, honest = record.answers[: len(HOARDS)], record.answers[len(HOARDS) :]
+    assert all("its processes held" in answer.reason for answer in hoarded), record.why
+    assert all(answer.points == answer.max_points for answer in honest)
 
 
-SHARED = {
-    "mapped": "held = mmap.mmap(-1, 10**9)\nfor at in range(0, 10**9, 4096): held[at] = 1",
-    "in files": """
-for file in [os.memfd_create("x") for _ in range(9)]:
-    while os.lseek(file, 0, os.SEEK_CUR) < 95e6:
-        os.write(file, bytes(10**6))""",
-}
-
-
-@pytest.mark.parametrize("how", SHARED)
-def test_shared_memory_is_counted(tmp_path, judged_with, how):
-    limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
-    record = judged(tmp_path, judged_with, f"{RIGHT_ON_TWO_RANKS}{SHARED[how]}\ntime.sleep(9)", limits=limits)
-    assert "its processes held" in record.answers[0].reason and record.points == 3
-
-
-def test_memory_is_explained_if_the_system_is_faster_than_the_watcher(tmp_path, judged_with, monkeypatch):
+def test_memory_is_explained_if_the_system_is_faster_than_the_watcher(tmp_path, whole, monkeypatch):
     group = cgroup.create("grade-can-make-groups")
     if group is None:
         pytest.skip("the grader may not create a control group on this system")
     group.remove()
     monkeypatch.setattr(sandbox.Watched, "passed_limit", lambda watched: "")
-    limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
-    body = f"{RIGHT_ON_TWO_RANKS}{SHARED['in files']}\ntime.sleep(9)"
-    record = judged(tmp_path, judged_with, body, limits=limits)
-    assert "its processes held more than" in record.answers[0].reason and record.points == 3
+    submission = hand_in(tmp_path, "eve", LAB, writes(pass_right=hoarding(whole, "pass_right")))
+    record = grading.grade(submission, replace(whole, tasks=whole.tasks[2:4]), LITTLE)
+    hoarded, honest = record.answers
+    assert "its processes held more than" in hoarded.reason and honest.points == honest.max_points
 
 
 def test_only_folders_with_a_limit_can_be_written(judged_with):
@@ -241,16 +303,9 @@ def test_files_of_this_machine_are_not_counted_before_a_process_is_isolated(tmp_
     assert sandbox._files([psutil.Process()], tmp_path) == 0
 
 
-def test_code_that_stops_all_processes_it_can_costs_only_its_own_points(tmp_path, judged_with):
-    stop_all = "import os, signal; os.kill(-1, signal.SIGSTOP)"
-    record = judged(tmp_path, judged_with, stop_all, limits=Limits(seconds_each=scaled(40)))
-    assert record.points == 3 and explanation(record)
-    assert not left_over()
-
-
 def test_a_judge_that_reports_nothing_is_killed(judged_with, tmp_path):
     """The job's file descriptor is a pipe to which nobody writes, so the reader waits for it."""
-    limits = Limits(seconds_each=scaled(3))
+    limits = Limits(seconds_each=scaled(1))
     reads, writes_to = os.pipe()
     with open(reads, "rb"), open(writes_to, "wb"):
         ended = sandbox.run("instructor.grade.reader", {}, judged_with.folder, limits, reads)
@@ -285,7 +340,7 @@ def test_a_sandbox_shows_only_what_the_judge_needs(tmp_path, judged_with):
             secrets = [name for name in os.environ if "TOKEN" in name or "SECRET" in name]
             raise AssertionError(("seen", seen, secrets, os.getuid() != 0, len(others) < 20))
             """
-        assert "('seen', [], [], True, True)" in explanation(judged(tmp_path, judged_with, body))
+        assert "('seen', [], [], True, True)" in explanation(judged(tmp_path, judged_with, body).answers[0])
     assert secret.read_text() == "kept"
 
 
@@ -314,37 +369,33 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 
 
 def test_forged_results_on_disk_stdout_and_pipes_are_ignored(tmp_path, judged_with):
-    record = judged(
-        tmp_path, judged_with, "return -1.0", top=f"def forge():\n{textwrap.indent(FORGERY, '    ')}\nforge()"
-    )
-    assert "instructor.grade.judge" not in explanation(record)
-    assert record.answers[0].points == 0 and record.points in (0.0, 3.0) and explanation(record)
+    forge = f"def forge():\n{textwrap.indent(FORGERY, '    ')}\nforge()"
+    source = f"%%ranks\n{forge}\ndef sum_over_ranks(number):\n    return -1.0"
+    record = grading.grade(hand_in(tmp_path, "eve", LAB, writes(sum_over_ranks=source)), judged_with, Limits())
+    said = explanation(record.answers[0])
+    assert said and "instructor.grade.judge" not in said
+    assert record.answers[0].points == 0 and record.points in (0.0, 3.0)
 
 
-def test_a_cell_that_fails_to_load_is_left_out(tmp_path, judged_with):
-    for source, reason in (
-        ("%%ranks\n\ndef (", "does not compile: exercise 0.1, line 3: SyntaxError"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-    ):
-        submission = hand_in(tmp_path, "eve", LAB, writes(sum_over_ranks=source))
-        record = grading.grade(submission, judged_with, Limits())
-        assert reason in record.answers[0].reason
-        assert [answer.points for answer in record.answers] == [0.0, 3.0]
+def test_a_cell_that_fails_to_load_is_left_out_and_a_students_shared_folder_is_not_used(tmp_path, whole):
+    cells = {"sum_over_ranks": "%%ranks\n\ndef (", "global_mean": "1 / 0"}
+    submission = hand_in(tmp_path, "eve", LAB, writes(**cells))
+    (submission.path.parent / "shared").mkdir()
+    (submission.path.parent / "shared" / "__init__.py").write_text("raise SystemExit")
+    record = grading.grade(submission, replace(whole, tasks=whole.tasks[:3]), Limits())
+    broken, failing, honest = record.answers
+    assert "does not compile: exercise 0.1, line 3: SyntaxError" in broken.reason
+    assert "ZeroDivisionError: division by zero" in failing.reason
+    assert (broken.points, failing.points, honest.points) == (0.0, 0.0, honest.max_points)
+    assert record.notes == ["Only the notebook is graded, so shared was not used."]
 
 
 def test_a_cell_that_kills_all_it_can_while_it_is_loaded_costs_its_own_points(tmp_path, judged_with):
-    record = judged(tmp_path, judged_with, "pass", top="import os\nos.kill(-1, 9)")
-    assert record.answers[0].points == 0 and explanation(record)
+    source = "%%ranks\nimport os\nos.kill(-1, 9)\n\ndef sum_over_ranks(number):\n    pass"
+    record = grading.grade(hand_in(tmp_path, "eve", LAB, writes(sum_over_ranks=source)), judged_with, Limits())
+    assert record.answers[0].points == 0 and explanation(record.answers[0])
     assert record.points == (3 if os.getuid() == 0 else 0)
     assert not left_over()
-
-
-def test_a_shared_folder_of_a_student_is_not_used_and_reported(tmp_path, judged_with):
-    submission = hand_in(tmp_path, "eve", LAB)
-    (submission.path.parent / "shared").mkdir()
-    (submission.path.parent / "shared" / "__init__.py").write_text("raise SystemExit")
-    record = grading.grade(submission, judged_with, Limits())
-    assert record.points == 5 and record.notes == ["Only the notebook is graded, so shared was not used."]
 
 
 def test_a_broken_machine_gives_no_grade(tmp_path, judged_with, monkeypatch):
@@ -542,40 +593,6 @@ def test_a_bomb_in_a_notebook_is_read_in_the_sandbox_and_stopped_there(tmp_path,
     assert psutil.Process().memory_info().rss - before_bytes < 100_000_000
 
 
-STORED = """%%ranks
-def average_gradients(module, group=None):
-    (store,) = [store for _, store in dist.distributed_c10d._world.pg_map.values()][:1]
-    world_size = dist.get_world_size(group)
-    ranks_here = dist.get_process_group_ranks(group or dist.group.WORLD)
-    counts = dist.__dict__.setdefault("counts", {})
-    for index, parameter in enumerate(module.parameters()):
-        if not parameter.requires_grad:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        name = (group or dist.group.WORLD).group_name
-        counts[name] = counts.get(name, 0) + 1
-        key = f"{name}-{ranks_here}-{counts[name]}-"
-        store.set(key + str(dist.get_rank()), parameter.grad.contiguous().numpy().tobytes())
-        parts = [torch.frombuffer(bytearray(store.get(key + str(each))), dtype=parameter.dtype) for each in ranks_here]
-        parameter.grad.copy_((sum(parts) / world_size).view(parameter.shape))
-        dist.all_reduce(torch.zeros(1), group=group)
-"""
-
-
-def test_values_that_are_sent_through_the_store_earn_nothing(tmp_path):
-    """Such code once earned most of the points."""
-    need_sandbox()
-    lab = "02_manual_ddp"
-    with course.unpacked(CHAPTERS[lab]) as unpacked:
-        chosen = tuple(task for task in unpacked.tasks if task.number in ("2.1", "2.3"))
-        submission = hand_in(tmp_path, "eve", lab, writes(average_gradients=STORED))
-        record = grading.grade(submission, replace(unpacked, tasks=chosen), Limits())
-    honest, forged = record.answers
-    assert honest.points == honest.max_points and forged.points == 0
-    assert forged.reason.startswith("void: the code used the process group's store")
-
-
 def test_a_small_pickle_is_loaded_in_a_short_time(monkeypatch):
     """Each outcome holds a pickle, and many outcomes may share its bytes, so each level multiplies the time."""
     for module, name in ((pickle, "loads"), (parcel, "unpack")):
@@ -589,27 +606,3 @@ def test_a_small_pickle_is_loaded_in_a_short_time(monkeypatch):
     with pytest.raises(pickle.UnpicklingError):
         pickle.loads(packed)
     assert time.monotonic() - began < scaled(1.0)
-
-
-DRIPS = """
-    import os, socket, struct, threading, time
-    def drip():
-        for file in range(3, 200):
-            try:
-                line = socket.socket(fileno=os.dup(file))
-                if any(line.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)):
-                    line.sendall(struct.pack("!i", 2**30))
-                    while True:
-                        line.sendall(b"x")
-                        time.sleep(1)
-            except OSError:
-                pass
-    threading.Thread(target=drip, daemon=True).start()
-    time.sleep(3600)
-"""
-
-
-def test_a_message_that_never_ends_does_not_outlast_the_deadline_of_its_check(tmp_path, judged_with):
-    record = judged(tmp_path, judged_with, DRIPS)
-    assert record.answers[0].points == 0 and "no result was reported within" not in record.answers[0].reason
-    assert record.answers[1].points == record.answers[1].max_points

@@ -11,11 +11,12 @@ import pytest
 from instructor import build
 from instructor.build import ROOT
 from instructor.grade import command as grade
-from instructor.grade import export, lms_zips, sandbox
+from instructor.grade import export, lms_zips, returns, sandbox
+from instructor.release import as_zip
 from tests.handed_in import CHAPTERS, packed
-from tests.test_grade import instant
+from tests.test_grade import instant, rows
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("unpacked_once")]
 
 LAB = "00_ranks"
 NOTEBOOK = nbformat.writes(build.solution_of(CHAPTERS[LAB]))
@@ -48,7 +49,7 @@ STUDENTS = {
 }
 
 
-def graded(tmp_path, monkeypatch, platform: str):
+def graded_from(tmp_path, monkeypatch, platform: str):
     monkeypatch.setattr(sandbox, "require", lambda: None)
     lms_zips.unpack(packed(tmp_path, ZIPS[platform]), tmp_path / "in")
     return grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
@@ -56,7 +57,7 @@ def graded(tmp_path, monkeypatch, platform: str):
 
 @pytest.mark.parametrize("platform", ZIPS)
 def test_a_platforms_zip_file_becomes_a_folder_per_student(tmp_path, monkeypatch, platform):
-    records = graded(tmp_path, monkeypatch, platform)
+    records = graded_from(tmp_path, monkeypatch, platform)
     assert [(record.student, record.points) for record in records] == [(name, 15.0) for name in STUDENTS[platform]]
     stamps = [path.parent.parent.name for path in (tmp_path / "in").glob("*/*/timestamp.txt")]
     assert stamps == (["Ada Lovelace_77"] if platform == "Gradescope" else [])
@@ -156,7 +157,7 @@ WITHOUT_POINTS = "nothing was written for Noether, Emmy: there is no submission 
 
 @pytest.mark.parametrize("platform", TABLES)
 def test_points_go_back_into_a_platforms_table(tmp_path, monkeypatch, platform):
-    graded(tmp_path, monkeypatch, platform)
+    graded_from(tmp_path, monkeypatch, platform)
     table = tmp_path / "export.csv"
     table.write_text(TABLES[platform])
     text, missing = export.exported(LAB, tmp_path / "out", table)
@@ -206,7 +207,7 @@ def test_a_lab_is_named_by_its_number_or_in_full():
 
 def test_a_maximum_that_differs_is_reported(tmp_path, monkeypatch):
     """Moodle's usual maximum is 100: a student with all points once got 15% without a word."""
-    graded(tmp_path, monkeypatch, "Moodle")
+    graded_from(tmp_path, monkeypatch, "Moodle")
     table = tmp_path / "export.csv"
     for platform, change, remarks in (
         (
@@ -236,7 +237,7 @@ def test_a_maximum_that_differs_is_reported(tmp_path, monkeypatch):
 def test_two_students_with_one_number_get_nobodys_points(tmp_path, monkeypatch):
     files = ZIPS["Moodle"] | {"Other Ada_12345_assignsubmission_file/00_ranks_lab.ipynb": NOTEBOOK}
     monkeypatch.setitem(ZIPS, "Moodle", files)
-    graded(tmp_path, monkeypatch, "Moodle")
+    graded_from(tmp_path, monkeypatch, "Moodle")
     table = tmp_path / "export.csv"
     table.write_text(TABLES["Moodle"])
     with pytest.raises(export.NoMatch, match="Ada Lovelace_12345 and Other Ada_12345 end with the same number"):
@@ -252,8 +253,146 @@ def test_two_students_with_one_number_get_nobodys_points(tmp_path, monkeypatch):
     ],
 )
 def test_a_table_without_these_students_is_rejected(tmp_path, monkeypatch, text, message):
-    graded(tmp_path, monkeypatch, "Moodle")
+    graded_from(tmp_path, monkeypatch, "Moodle")
     table = tmp_path / "export.csv"
     table.write_text(text)
     with pytest.raises(export.NoMatch, match=message):
         export.exported(LAB, tmp_path / "out", table)
+
+
+UPLOADED = """---
+submission_200:
+  :submitters:
+  - :name: Eve
+    :email: eve@x.org
+  :created_at: 2026-12-09 22:00:00 +0100
+submission_300:
+  :submitters:
+  - :name: Ada
+    :email: ada@x.org
+  :created_at: 2026-12-01 22:00:00 +0100
+"""
+
+
+def test_a_folder_that_eve_uploads_to_gradescope_cannot_replace_the_work_of_ada(tmp_path):
+    """Students can upload folders to Gradescope. The grader must not read their names as Moodle's."""
+    files = {
+        "assignment_9_export/submission_metadata.yml": UPLOADED,
+        "assignment_9_export/submission_300/00_ranks_lab.ipynb": "ada's",
+        "assignment_9_export/submission_200/00_ranks_lab.ipynb": "eve's",
+        "assignment_9_export/submission_400/Ada_300_assignsubmission_file_/00_ranks_lab.ipynb": "eve's",
+    }
+    lms_zips.unpack(packed(tmp_path, files), tmp_path / "in")
+    assert (tmp_path / "in/Ada_300/00_ranks/00_ranks.ipynb").read_text() == "ada's"
+
+
+def test_metadata_that_eve_uploads_to_gradescope_does_not_count(tmp_path):
+    """In the zip file, the files in submission_200 come before Gradescope's own submission_metadata.yml."""
+    files = {
+        "assignment_9_export/submission_200/00_ranks_lab.ipynb": "eve's",
+        "assignment_9_export/submission_200/submission_metadata.yml": UPLOADED.replace("12-09", "11-01"),
+        "assignment_9_export/submission_300/00_ranks_lab.ipynb": "ada's",
+        "assignment_9_export/submission_metadata.yml": UPLOADED,
+    }
+    lms_zips.unpack(packed(tmp_path, files), tmp_path / "in")
+    assert "2026-12-09" in (tmp_path / "in/Eve_200/00_ranks/timestamp.txt").read_text()
+
+
+LESSON = (ROOT / "chapters" / f"{LAB}.ipynb").read_text(encoding="utf-8")
+CLASS = {
+    f"obrienniamh_41005_900005_{LAB}_lab.ipynb": NOTEBOOK,
+    f"lovelaceada_LATE_41001_900001_{LAB}_lab.ipynb": NOTEBOOK,
+    f"curiemarie_41002_900002_{LAB}.ipynb": LESSON,
+    f"curiemarie_41002_900003_{LAB}_lab-1.ipynb": NOTEBOOK,
+    "noetheremmy_41003_900004_report.pdf": "%PDF",
+}
+MOODLE = {f"Ada Lovelace_41001_assignsubmission_file/{LAB}_lab.ipynb": NOTEBOOK}
+NAMES = 'Student,ID\n"O\'Brien, Niamh",41005\n"Lovelace, Ada",41001\n'
+
+
+def with_code(submission, course, limits):
+    """Grade without a sandbox, and keep the code of all exercises."""
+    record = instant(submission, course, limits)
+    code = "\n".join(f"value_{n} = compute({n}) + other({n}) ** {n}" for n in range(40))
+    cells = [name for task in course.tasks for name in task.cells]
+    answers = [replace(answer, cells=cells[:1]) for answer in record.answers]
+    missing = "there is no notebook" if submission.path is None else ""
+    return replace(record, answers=answers, code=dict.fromkeys(cells, code), reason=missing)
+
+
+@pytest.fixture
+def graded(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, "require", lambda: None)
+    lms_zips.unpack(packed(tmp_path, CLASS), tmp_path / "in")
+    (tmp_path / "in" / "gradebook.csv").write_text(NAMES, encoding="utf-8")
+    (tmp_path / "in" / "course.toml").write_text('names = "gradebook.csv"\n', encoding="utf-8")
+    grade.grade_all(tmp_path / "in", tmp_path / "out", grader=with_code)
+    return {row["student"]: row for row in rows(tmp_path / "out" / "gradebook.csv")}
+
+
+def test_what_the_platform_says_stays_visible(graded, tmp_path):
+    index = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "Canvas marks this as late" in graded["lovelaceada_41001"]["look_at"] and "marks this as late" in index
+    assert "late" not in graded["obrienniamh_41005"]["look_at"]
+    page = (tmp_path / "out" / graded["obrienniamh_41005"]["feedback"]).read_text(encoding="utf-8")
+    assert graded["obrienniamh_41005"]["name"] == "O'Brien, Niamh"
+    assert all("O&#39;Brien, Niamh" in text and "obrienniamh" not in text.split("<body>")[1] for text in (page,))
+    assert "O&#39;Brien, Niamh</a>" in index and "curiemarie_41002</a>" in index  # who is not in the table
+
+
+def test_the_choice_among_several_notebooks_is_on_the_page_and_in_the_index(graded, tmp_path):
+    row = graded["curiemarie_41002"]
+    sentence = f"{LAB}_lab-1.ipynb is graded, and this is not: {LAB}.ipynb (the lesson)."
+    assert sentence in row["look_at"]
+    assert sentence in (tmp_path / "out" / row["feedback"]).read_text(encoding="utf-8")
+
+
+def test_copies_are_marked_in_the_index(graded, tmp_path):
+    notice = "is the same as that of"
+    assert notice in graded["lovelaceada_41001"]["look_at"] and notice in graded["obrienniamh_41005"]["look_at"]
+    assert "curiemarie_41002; O'Brien, Niamh" in graded["lovelaceada_41001"]["look_at"]
+    assert notice not in graded["noetheremmy_41003"]["look_at"]
+    assert "whose code is alike" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (
+            CLASS,
+            [
+                f"curiemarie_41002_900003_{LAB}.html",
+                f"lovelaceada_LATE_41001_900001_{LAB}.html",
+                f"obrienniamh_41005_900005_{LAB}.html",
+            ],
+        ),
+        (MOODLE, [f"Ada Lovelace_41001_assignsubmission_file_{LAB}.html"]),
+        ({f"team_7_41001_900001_{LAB}_lab.ipynb": NOTEBOOK}, [f"team_7_41001_900001_{LAB}.html"]),
+        ({f"submission_77/{LAB}_lab.ipynb": NOTEBOOK}, []),
+    ],
+)
+def test_feedback_is_packed_as_the_platform_expects_it(tmp_path, monkeypatch, files, names):
+    monkeypatch.setattr(sandbox, "require", lambda: None)
+    lms_zips.unpack(packed(tmp_path, files), tmp_path / "in")
+    grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
+    pages, remarks = returns.packed(LAB, tmp_path / "in", tmp_path / "out")
+    with zipfile.ZipFile(io.BytesIO(as_zip(pages))) as archive:
+        assert archive.namelist() == names
+    assert len(remarks) == (1 if files is CLASS or not names else 0)
+
+
+def test_the_time_that_is_left_is_estimated():
+    assert [grade._left(90, 3, total) for total in (3, 4, 13)] == ["", ", about 30 s left", ", about 5 min left"]
+    assert grade._left(60, 2, 100) == "", "the first ones are the quick ones"
+
+
+@pytest.mark.parametrize("what", ["zip", "canvas", "moodle", "gradescope"])
+def test_whoever_grades_a_download_is_told_to_sort_it(tmp_path, what):
+    path = packed(tmp_path, CLASS)
+    if what != "zip":
+        names = {"canvas": next(iter(CLASS)), "moodle": next(iter(MOODLE)), "gradescope": f"submission_7/{LAB}.ipynb"}
+        path = tmp_path / what
+        (path / names[what]).parent.mkdir(parents=True)
+        (path / names[what]).write_text(NOTEBOOK, encoding="utf-8")
+    with pytest.raises(grade.Usage, match=r"is a platform's download; sort it into folders first: python -m"):
+        grade.grade_all(path, tmp_path / "out")

@@ -130,10 +130,7 @@ def test_from_a_whole_bundle_only_the_students_own_lab_is_taken(tmp_path, chapte
 def test_an_untouched_lab_replaces_nobodys_work(tmp_path):
     name = f"ada_1_11_{NAMED}"
     assert unpacked(tmp_path, {name: WORKED})[0] == {f"ada_1/{LAB}": WORKED}
-    assert unpacked(tmp_path, {name: UNTOUCHED}) == (
-        {},
-        [f"{name} was left out, because it is as it was handed out"],
-    )
+    assert unpacked(tmp_path, {name: UNTOUCHED}) == ({}, [f"{name} was left out, because it is as it was handed out"])
     assert unpacked(tmp_path, {name: FINISHED})[0] == {f"ada_1/{LAB}": FINISHED}
     assert unpacked(tmp_path, {f"ben_2_12_{NAMED}": UNTOUCHED})[0] == {f"ben_2/{LAB}": UNTOUCHED}
 

@@ -1,7 +1,6 @@
 """Grading: `make grade SUBMISSIONS=dir`, or `python -m instructor.grade dir`.
 
 command.py        the command line (started by __main__.py): grades what has changed, and survives Ctrl-C and SIGKILL
-unchanged.py      notices that a run would change nothing
 lms_zips.py       sorts a learning platform's download into folders (with archives.py and platforms.py)
 finding.py        finds the students' notebooks; choice.py chooses which of several is graded
 submissions.py    opens a notebook and extracts its exercise cells
@@ -18,8 +17,7 @@ machine_load.py   finds how many submissions this machine can grade at once, and
 grading.py        grades one submission: starts judges until every exercise has a verdict
 records.py        keeps one record per student and lab, so that a grader that was killed can continue
 policy.py         turns verdicts into grades: overrides, bonus, weights and deadlines
-outputs.py        writes everything: gradebook.py the tables, feedback.py the pages, dashboard.py the overview (with
-                  similarity.py)
+outputs.py        writes everything: the pages, with gradebook.py the tables, and with dashboard.py the overview
 export.py         writes points into a platform's table (tables.py); returns.py packs feedback pages for a platform
 gradescope.py     writes an autograder
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 from pathlib import PurePosixPath
 
 from instructor.build import Chapter, chapters, lab_of
-from instructor.grade.reader import Unreadable, code_cells_in, without_first_magics
+from instructor.grade.reader import Unreadable, code_cells_in, exercises_in, without_first_magics
 
 MOST_NAMES = 5  # in one sentence
 MOST_CONTAINERS = 300_000  # objects and lists of a notebook that is read here; a large one has 20,000
@@ -145,8 +145,7 @@ def _cells_in(data: bytes) -> list[dict] | None:
 @functools.cache
 def stubs_of(chapter: Chapter) -> dict[str, str]:
     """Return what students find in each exercise of a lab, by its grade_id."""
-    cells = [cell for cell in lab_of(chapter).cells if "exercise" in cell.metadata.get("tags", [])]
-    return {cell.metadata["nbgrader"]["grade_id"]: without_first_magics(cell.source) for cell in cells}
+    return exercises_in(lab_of(chapter))
 
 
 @functools.cache

@@ -5,6 +5,7 @@ dashboard.html about the class, and a results.json per student for Gradescope. I
 continues from there. Only what has changed is graded again.
 """
 
+import argparse
 import contextlib
 import difflib
 import fcntl
@@ -16,18 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from instructor.build import Chapter, chapters
-from instructor.grade import (
-    course,
-    finding,
-    grading,
-    machine_load,
-    platforms,
-    policy,
-    records,
-    sandbox,
-    tasks,
-    unchanged,
-)
+from instructor.grade import course, finding, grading, machine_load, platforms, policy, records, sandbox, tasks
 from instructor.grade.limits import Limits
 from instructor.grade.outputs import Outputs
 from instructor.grade.records import Record
@@ -35,6 +25,7 @@ from instructor.grade.submissions import Submission
 from instructor.release import ReleaseError, number_of
 from shared.checks.terminal import show_anything
 
+ANONYMOUS = "also write pages and tables with codes instead of names; names in code and error messages stay"
 LEAST_DONE = 3  # The first to be done are the quick ones.
 Grader = Callable[..., Record]  # takes a submission, a course, limits and, if there are any, answers to keep
 
@@ -245,9 +236,21 @@ def _line(record: Record, how_many: str) -> str:
     return f"{student}  {record.lab}  {points}  {record.why}  ({record.seconds:.0f} s, {how_many})"
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m instructor.grade", description=__doc__.splitlines()[0])
+    parser.add_argument("submissions", type=Path, help="a folder with one folder per student, and perhaps course.toml")
+    parser.add_argument("--chapter", type=int, help="such as 04; default: every lab for which there is a notebook")
+    parser.add_argument("--into", type=Path, default=records.FOLDER, help="default: build/grades")
+    parser.add_argument("--student", action="append", help="grade only this student again; may be given several times")
+    parser.add_argument("--exercise", help="grade this exercise again, such as 2.4, and keep the other verdicts")
+    parser.add_argument("--anonymous", action="store_true", help=ANONYMOUS)
+    parser.add_argument("--jobs", type=int, help="how many submissions to grade at once; default: two per core")
+    return parser
+
+
 def main() -> int:
     show_anything()
-    parser = unchanged.parser()
+    parser = _parser()
     options = parser.parse_args()
     jobs = machine_load.most_jobs() if options.jobs is None else max(1, options.jobs)
     memory_bytes = min(Limits.memory_bytes, machine_load.most_memory_bytes(jobs))
@@ -256,7 +259,7 @@ def main() -> int:
         tuple(options.student) if options.student else None,
         options.exercise,
         jobs,
-        Limits(options.seconds, memory_bytes),
+        Limits(memory_bytes=memory_bytes),
         options.anonymous,
     )
     try:
@@ -272,6 +275,4 @@ def main() -> int:
         return 1
     pages = f"{options.into}/index.html and {options.into}/dashboard.html"
     print(f"Graded submissions: {len(graded)}. See {options.into}/gradebook.csv, {pages}.")
-    if not options.student and not options.exercise and all(record.final for record in graded):
-        unchanged.remember(options)
     return 0

@@ -18,14 +18,14 @@ import nbformat
 from instructor import release
 from instructor.build import Chapter, chapters, lab_of, module_names, solution_of
 from instructor.grade import static_checks
-from instructor.grade.reader import without_first_magics
+from instructor.grade.reader import exercises_in, without_first_magics
 from instructor.grade.tasks import Task, tasks_of
 
 HERE = Path(__file__).parent
 # Files of this folder that affect neither verdicts nor the points before the instructor's decisions
-SHOWING = ("__init__", "__main__", "archives", "lms_zips", "choice", "command", "dashboard", "export", "feedback")
-SHOWING += ("finding", "gradebook", "gradescope", "similarity", "nbgrader_course", "outputs", "platforms", "policy")
-SHOWING += ("returns", "tables", "unchanged")
+SHOWING = ("__init__", "__main__", "archives", "lms_zips", "choice", "command", "dashboard", "export")
+SHOWING += ("finding", "gradebook", "gradescope", "nbgrader_course", "outputs", "platforms", "policy")
+SHOWING += ("returns", "tables")
 JUDGE = ("__init__", "reader", "judge", "assembly", "drawing", "forked_server", "isolation", "limits")
 JUDGE += ("network_meter", "safe_loading", "static_checks", "store_proxy")
 
@@ -52,15 +52,8 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
     Raises:
         release.ReleaseError: if the chapter's bundle cannot be made.
     """
-    bundle = release.bundle(release.number_of(chapter))
-    scripts = [name for name in bundle if name.startswith("labs/") and name.endswith(".py")]
-    files = {name: data for name, data in bundle.items() if name not in scripts}  # They show parts of exercises.
-    files |= {f"instructor/grade/{name}.py": (HERE / f"{name}.py").read_bytes() for name in JUDGE}
-    files["instructor/__init__.py"] = (HERE.parent / "__init__.py").read_bytes()
-    files |= {  # `shared.mine` imports from mine/, which has a student's own pieces in the student's folder.
-        name.replace("solutions/", "mine/", 1): data for name, data in files.items() if name.startswith("solutions/")
-    }
-    stubs, ours, tasks = stubs_of(chapter), _exercises_in(solution_of(chapter)), tuple(tasks_of(chapter))
+    files, tasks = files_of(chapter), tuple(tasks_of(chapter))
+    stubs, ours = exercises_in(lab_of(chapter)), exercises_in(solution_of(chapter))
     to_come = [other for other in chapters() if other.name >= chapter.name]
     withheld = tuple(f"solutions.{module}" for other in to_come for module in module_names(other))
     with tempfile.TemporaryDirectory(prefix="course-") as temporary:
@@ -71,9 +64,23 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
         compileall.compile_dir(folder, quiet=1)  # Compile once here instead of once in each sandbox.
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        digest = _digest(chapter, files, tasks)
         ready_made, uses = ready_made_in(chapter), uses_in(chapter, ours)
-        yield Course(chapter, folder, digest, tasks, withheld, ready_made, stubs, ours, uses)
+        yield Course(chapter, folder, digest_of(chapter, files), tasks, withheld, ready_made, stubs, ours, uses)
+
+
+def files_of(chapter: Chapter) -> dict[str, bytes]:
+    """Return the files of a chapter's course, by their path in it.
+
+    Raises:
+        release.ReleaseError: if the chapter's bundle cannot be made.
+    """
+    bundle = release.bundle(release.number_of(chapter))
+    scripts = [name for name in bundle if name.startswith("labs/") and name.endswith(".py")]
+    files = {name: data for name, data in bundle.items() if name not in scripts}  # They show parts of exercises.
+    files |= {f"instructor/grade/{name}.py": (HERE / f"{name}.py").read_bytes() for name in JUDGE}
+    files["instructor/__init__.py"] = (HERE.parent / "__init__.py").read_bytes()
+    # `shared.mine` imports from mine/, which has a student's own pieces in the student's folder.
+    return files | {name.replace("solutions/", "mine/", 1): files[name] for name in files if "solutions/" in name}
 
 
 def ready_made_in(chapter: Chapter) -> tuple[str, ...]:
@@ -111,25 +118,19 @@ def _module_cells(chapter: Chapter) -> list[nbformat.NotebookNode]:
     return [cell for cell in chapter.read("lab").cells if tags & set(cell.metadata.get("tags", []))]
 
 
-def _digest(chapter: Chapter, files: dict[str, bytes], tasks: tuple[Task, ...]) -> str:
+def digest_of(chapter: Chapter, files: dict[str, bytes]) -> str:
     """Return a digest of all that verdicts and points depend on. When it changes, everybody is graded again.
 
     Texts do not count, nor does code that sorts what was handed in or shows what was found.
+
+    Args:
+        chapter: The chapter whose lab is graded.
+        files: The files of its course.
     """
     code = [cell.source for cell in chapter.read("lab").cells if cell.cell_type == "code"]
-    content = hashlib.sha256(repr((code, tasks)).encode())
+    content = hashlib.sha256(repr((code, tuple(tasks_of(chapter)))).encode())
     graders = {f"grader/{path.name}": path.read_bytes() for path in HERE.glob("*.py") if path.stem not in SHOWING}
     judging = {name: data for name, data in files.items() if name.startswith(("shared/", "solutions/"))}
     for name, data in sorted((judging | graders).items()):
         content.update(name.encode() + b"\0" + data + b"\0")
     return content.hexdigest()
-
-
-def stubs_of(chapter: Chapter) -> dict[str, str]:
-    """Return what students find in each exercise of a lab, by its grade_id."""
-    return _exercises_in(lab_of(chapter))
-
-
-def _exercises_in(lab: nbformat.NotebookNode) -> dict[str, str]:
-    cells = [cell for cell in lab.cells if "exercise" in cell.metadata.get("tags", [])]
-    return {cell.metadata["nbgrader"]["grade_id"]: without_first_magics(cell.source) for cell in cells}

@@ -1,5 +1,6 @@
 """Write dashboard.html: what a class found hard, exercise by exercise and check by check, and whose code is alike."""
 
+import ast
 import base64
 import io
 import re
@@ -14,9 +15,8 @@ from matplotlib.figure import Figure
 from rapidfuzz import fuzz
 
 from instructor.build import chapters
-from instructor.grade.course import stubs_of
+from instructor.grade.choice import stubs_of
 from instructor.grade.records import UNANSWERED, Answer, Record, one_line, write_whole
-from instructor.grade.similarity import essence
 from shared.checks.engine.attempts import CALLED_ALONE
 from shared.checks.engine.failures import NOT_WRITTEN
 from shared.checks.engine.verdicts import SAME_AS
@@ -35,6 +35,8 @@ DRAWN = re.compile(r"\n?\(Drawn with [^)]*\)")
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")
 RANKS = re.compile(r"\b([Rr]ank)s? \d+(?:(?:–|, | and )\d+)*")
 GROUP = re.compile(rf"^{CALLED_ALONE}.*?: ")
+NAME = re.compile(r"(\.?)\b([^\W\d]\w*)\b(?!=(?!=))")  # but no keyword of a call, which ast.unparse() writes as x=1
+COMMENT = re.compile(r"#[^\n]*")
 TABLE = re.compile(r"\n\nrank +state .*?(?=\n\n|\Z)", re.DOTALL)  # which rank waits where
 
 
@@ -244,3 +246,67 @@ def _as_png(figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def essence(code: str, given: str = "") -> str:
+    """Reduce code to what its author decided, so that copies look alike whatever names they use.
+
+    What was handed out is left out, as it is the same for everybody: lines of the exercise's cell, docstrings,
+    annotations. Comments and spaces go too. Names that the code itself gives are numbered in the order in which they
+    appear.
+
+    Args:
+        given: The exercise's code as it was handed out.
+    """
+    theirs, ours = _plain(code), _plain(given)
+    handed_out = set(ours.splitlines())
+    left = "\n".join(line for line in theirs.splitlines() if line not in handed_out)
+    own, numbers = _given_names(theirs), {}
+
+    def number(found: re.Match) -> str:
+        dot, name = found.groups()  # An attribute and a variable of the same name are two things.
+        return f"{dot}v{numbers.setdefault((dot, name), len(numbers))}" if (dot, name) in own else found[0]
+
+    return re.sub(r"\s+", "", NAME.sub(number, left))
+
+
+def _plain(code: str) -> str:
+    """Return code without comments, docstrings and annotations.
+
+    Code that does not compile, or that is nested too deeply, loses only its comments.
+    """
+    try:
+        return _bare(ast.parse(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return COMMENT.sub("", code)
+
+
+def _bare(tree: ast.AST) -> str:
+    """Return the code of a syntax tree without comments, docstrings and annotations."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.unparse(_WithoutAnnotations().visit(tree))
+
+
+class _WithoutAnnotations(ast.NodeTransformer):
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        value = node.value or ast.Constant(None)
+        return ast.copy_location(ast.Assign([node.target], value, lineno=node.lineno), node)
+
+
+def _given_names(code: str) -> set[tuple[str, str]]:
+    """Return the names of variables, arguments and attributes that some code defines, attributes with a dot."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
+    names = {node.id for node in stored if isinstance(node, ast.Name)}
+    names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    attributes = {node.attr for node in stored if isinstance(node, ast.Attribute)}
+    return {("", name) for name in names} | {(".", name) for name in attributes}

@@ -1,13 +1,11 @@
 """Write all records as tables, with a row per lab, exercise or student, and each record as JSON for Gradescope."""
 
-import csv
-import io
 import json
 from pathlib import Path
 
 from instructor.grade.policy import Policy
 from instructor.grade.records import Record, as_cell, write_whole
-from instructor.grade.tables import BYTE_ORDER_MARK
+from instructor.grade.tables import Table
 from shared.checks.engine import display
 
 COLUMNS = ("student", "lab", "points", "max_points", "reason", "look_at", "feedback", "graded", "name")
@@ -44,7 +42,8 @@ def _total(student: str, of_labs: list[Record | None], labs: list[str], policy: 
 
 def write_table(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:
     """Write a table as CSV. No spreadsheet reads any of its cells as a formula, and Excel sees that it is UTF-8."""
-    write_whole(path, BYTE_ORDER_MARK + _as_csv(columns, rows))
+    safe = [[as_cell(value) if isinstance(value, str) else value for value in row] for row in rows]
+    write_whole(path, Table([*columns], safe, marked=True).as_text())
 
 
 def _exercises(record: Record) -> list[tuple]:
@@ -55,18 +54,6 @@ def _exercises(record: Record) -> list[tuple]:
         )
         for answer in record.answers
     ]
-
-
-def _as_csv(columns: tuple[str, ...], rows: list[tuple]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([[_safe(value) for value in row] for row in rows])
-    return text.getvalue()
-
-
-def _safe(value):
-    return as_cell(value) if isinstance(value, str) else value
 
 
 def write_gradescope(record: Record, folder: Path) -> None:

@@ -193,10 +193,6 @@ class Meter:
         many = {user for user, count in counts.items() if count > self._most_controlling}
         return [ends for ends, sent in now.by_end.items() if sent.user in many and ends[1] in control]
 
-    def between_ranks(self) -> int:
-        """Return the bytes that ranks have sent to each other since `begin`."""
-        return self._between(self._now())
-
     def _now(self) -> Carried:
         _settle()
         now = read()

@@ -1,16 +1,21 @@
 """Write everything that a run produces: records, and the tables and pages made from them and from the policy."""
 
 import hashlib
+import os
 import secrets
 import unicodedata
+import urllib.parse
 from dataclasses import replace
 from pathlib import Path
 
-from instructor.grade import dashboard, feedback, finding, gradebook, records
+from instructor.grade import dashboard, finding, gradebook, records
 from instructor.grade.dashboard import Alike
-from instructor.grade.policy import Policy
-from instructor.grade.records import Record
+from instructor.grade.policy import Policy, undated
+from instructor.grade.records import UNANSWERED, Record, counted, notebook_of, write_whole
 from instructor.grade.submissions import Submission
+from instructor.grade.tasks import essential_of
+from shared.checks.engine.display import shorten_repeated_evidence, sign
+from shared.tables import render
 
 ANONYMOUS = "anonymous"  # the folder with pages and tables that name no student
 
@@ -60,7 +65,7 @@ class Outputs:
         """
         everything = self.decided()
         gradebook.write(everything, self.folder, self.policy)
-        feedback.write_index(everything, self.folder, complete)
+        write_index(everything, self.folder, complete)
         return everything
 
     def write_all(self) -> list[Record]:
@@ -80,7 +85,7 @@ class Outputs:
         return with_arrival(self.policy.applied(record, submission), submission)
 
     def _write_pages(self, record: Record, folder: Path) -> None:
-        feedback.write(record, folder)
+        write_page(record, folder)
         gradebook.write_gradescope(record, folder)
 
     def _write_anonymous(self, everything: list[Record]) -> None:
@@ -98,9 +103,9 @@ class Outputs:
         coded = sorted((replace(record, student=codes[record.student], name="", notices=[]) for record in everything),
                        key=lambda record: (record.student, record.lab))  # fmt: skip
         for record in coded:
-            feedback.write(record, folder)
+            write_page(record, folder)
         gradebook.write(coded, folder, self.policy)
-        feedback.write_index(coded, folder, anonymous=True)
+        write_index(coded, folder, anonymous=True)
         dashboard.write(coded, folder)
         gradebook.write_table(self.folder / "anonymous-key.csv", ("code", "student"), [(codes[n], n) for n in names])
 
@@ -121,3 +126,57 @@ def _digest(text: str) -> str:
 
 def _normalized(name: str) -> str:
     return unicodedata.normalize("NFKC", name).casefold()
+
+
+def write_page(record: Record, folder: Path) -> None:
+    """Write feedback/<student>/<lab>.html. Everything that a student wrote is escaped and shown as text."""
+    page = render(
+        __package__,
+        "feedback.html",
+        record=record,
+        shorten_repeated_evidence=shorten_repeated_evidence,
+        sign=sign,
+        points=_points,
+        counted=counted,
+        notebook_of=notebook_of,
+        numbered=_numbered,
+        essential_of=essential_of,
+        unanswered=UNANSWERED,
+    )
+    write_whole(folder / "feedback" / record.student / f"{record.lab}.html", page)
+
+
+def write_index(records: list[Record], folder: Path, complete: bool = True, anonymous: bool = False) -> None:
+    """Write index.html, an overview of all records.
+
+    Args:
+        complete: False while grading goes on.
+        anonymous: Whether the students' names are codes. If so, the page lacks what only the instructor should see.
+    """
+    page = render(
+        __package__,
+        "index.html",
+        records=records,
+        students=len({record.student for record in records}),
+        points=_points,
+        quoted=_quoted,
+        undated=undated(records),
+        complete=complete,
+        anonymous=anonymous,
+    )
+    write_whole(folder / "index.html", page)
+
+
+def _quoted(name: str) -> str:
+    """Quote a folder's name for a link. The name may come from an old system and not be valid UTF-8."""
+    return urllib.parse.quote(os.fsencode(name), safe="")
+
+
+def _numbered(code: str) -> list[tuple[int, str]]:
+    """Return the lines of some code with their numbers, from the first one that is not empty."""
+    empty = len(code) - len(code.lstrip("\n"))
+    return list(enumerate(code.split("\n"), 1))[empty:]
+
+
+def _points(points: float) -> str:
+    return f"{points:g}"

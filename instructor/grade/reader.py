@@ -70,6 +70,12 @@ def without_first_magics(source: str) -> str:
     return MAGICS.sub(lambda magics: "\n" * magics.group().count("\n"), source)
 
 
+def exercises_in(lab) -> dict[str, str]:
+    """Return the code of each exercise in one of our own notebooks of a lab, by its grade_id."""
+    cells = [cell for cell in lab.cells if "exercise" in cell.metadata.get("tags", [])]
+    return {cell.metadata["nbgrader"]["grade_id"]: without_first_magics(cell.source) for cell in cells}
+
+
 def _exercise_name(metadata) -> str | None:
     """Return the name of a cell's exercise, or None if the cell is not an exercise."""
     grading = metadata.get("nbgrader") if isinstance(metadata, dict) else None

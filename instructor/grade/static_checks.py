@@ -29,50 +29,20 @@ MEASURING = (
     "shared.wire.instrumentation",
 )  # Code that imports these could rewrite what they have recorded. A person should look at it.
 # Students may not use these where they build their own.
-READY_MADE = (
-    "DistributedDataParallel",
-    "FullyShardedDataParallel",
-    "ZeroRedundancyOptimizer",
-    "fully_shard",
-    "DistributedSampler",
-    "average_parameters",
-    "_sync_module_states",
-    "_sync_params_and_buffers",
-    "_broadcast_coalesced",
-)
-READY_MADE_MODULES = (
-    "torch.distributed._composable",
-    "torch.distributed.algorithms",
-    "torch.distributed.optim",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-)
+READY_MADE = ("DistributedDataParallel", "FullyShardedDataParallel", "ZeroRedundancyOptimizer", "fully_shard")
+READY_MADE += ("DistributedSampler", "average_parameters", "_sync_module_states", "_sync_params_and_buffers")
+READY_MADE += ("_broadcast_coalesced",)
+READY_MADE_MODULES = ("torch.distributed._composable", "torch.distributed.algorithms", "torch.distributed.optim")
+READY_MADE_MODULES += ("torch.distributed.pipelining", "torch.distributed.tensor.parallel")
 SHARDING = ("DTensor",)  # It communicates by itself, so a person should check how it is used.
 REACHING = ("__import__", "globals", "open", "setattr", "vars")  # as functions; methods may have these names
 UNUSUAL_NAMES = ("resolve_name", "attrgetter", "methodcaller", "import_module")
 UNUSUAL_NAMES += ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
 UNUSUAL_NAMES += ("__globals__", "__closure__", "__code__", "cell_contents", "settrace", "setprofile")
-UNUSUAL_NAMES += (
-    "FileStore",
-    "HashStore",
-    "TCPStore",
-    "_get_backend",
-    "__traceback__",
-    "tb_frame",
-    "f_back",
-    "f_globals",
-    "f_locals",
-    "gi_frame",
-    "_get_default_store",
-    "from_file",
-    "fromfile",
-    "tofile",
-    "_C",
-    "Reducer",
-    "_listeners",
-    "before_launch",
-    "work_wrappers",
-)  # A person should look at these. Students may have such names of their own, too.
+# A person should look at these. Students may have such names of their own, too.
+UNUSUAL_NAMES += ("FileStore", "HashStore", "TCPStore", "_get_backend", "__traceback__", "tb_frame", "f_back")
+UNUSUAL_NAMES += ("f_globals", "f_locals", "gi_frame", "_get_default_store", "from_file", "fromfile", "tofile", "_C")
+UNUSUAL_NAMES += ("Reducer", "_listeners", "before_launch", "work_wrappers")
 
 
 def problem(source: str, where: str = "") -> str:

@@ -8,7 +8,7 @@ import codecs
 import csv
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -29,8 +29,8 @@ class Table:
     """A table with a header."""
 
     columns: list[str]
-    rows: list[list[str]]
-    lines: list[int]  # on which each row ends
+    rows: list[list]
+    lines: list[int] = field(default_factory=list)  # on which each row ends, if it was read
     separator: str = ","
     marked: bool = False  # whether it begins with a byte order mark
 

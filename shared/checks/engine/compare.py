@@ -1,6 +1,6 @@
 """Compare what ranks compute with what one process computes, and guess the cause of a difference from its pattern."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -15,6 +15,12 @@ RELATIVE_TOLERANCE = 1e-10
 MOST_DIVISOR = 16  # a mean that was divided by a wrong number is recognized up to this number
 
 _OWN_VALUE = "It is still this rank's own value. Hint: where is the result of the collective stored?"
+
+
+def total_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of at least one tensor."""
+    first, *others = tensors
+    return sum(others, first + 0)
 
 
 def describe_calls(calls: list) -> str:
@@ -35,12 +41,6 @@ def tolerance_of(tensors) -> float:
     """
     in_float32 = any(tensor is not None and tensor.dtype == torch.float32 for tensor in tensors)
     return 1e-5 if in_float32 else RELATIVE_TOLERANCE
-
-
-def total_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of at least one tensor."""
-    first, *others = tensors
-    return sum(others, first + 0)
 
 
 def nearly_equal(found: torch.Tensor, expected: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
@@ -65,6 +65,38 @@ def first_difference(found: torch.Tensor, expected: torch.Tensor, tolerance: flo
     if f"{value:.6g}" == f"{expected_value:.6g}":
         return f"element {index} differs from {expected_value:.6g} by {abs(value - expected_value):.0e}"
     return f"element {index} is {value:.6g}, expected {expected_value:.6g}"
+
+
+def cause_of(found: torch.Tensor, mistakes: Iterable[tuple[torch.Tensor, str]], otherwise: str = "") -> str:
+    """Return the hint of the first mistake that gives the values found.
+
+    Args:
+        found: The values found.
+        mistakes: What each mistake would give, and its hint.
+        otherwise: The hint for values that no mistake explains.
+    """
+    return next((hint for value, hint in mistakes if nearly_equal(found, value)), otherwise)
+
+
+def mistakes_in_a_mean(mean: torch.Tensor, index: int, own: torch.Tensor) -> Iterator[tuple[torch.Tensor, str]]:
+    """Yield what mistakes give instead of a shard of the mean over the ranks, with a hint for each.
+
+    Args:
+        mean: The shards of the mean, as rows.
+        index: The shard that is expected.
+        own: The shards of this rank's own values.
+    """
+    size, expected = len(mean), mean[index]
+    if size > 1 and expected.any():
+        yield expected * size, f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
+        yield expected / size, f"It is exactly {size} times too small. Hint: how many times is it divided?"
+    if expected.count_nonzero() > 1:  # a single element is a multiple of any other
+        for divisor in range(2, MOST_DIVISOR + 1):
+            hint = f"It is the sum over {size} ranks, divided by {divisor}. Hint: over how many ranks is the mean?"
+            yield expected * size / divisor, hint
+    for rank, other in enumerate(mean):
+        yield other, f"It is the shard of the group's rank {rank}. Hint: which shard belongs to which rank?"
+    yield own[index], "It is this rank's own gradient. Hint: which tensor holds the sum?"
 
 
 def by_rank(found: list[dict], what: str, members: list[int] | None = None) -> dict[int, dict]:

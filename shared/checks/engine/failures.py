@@ -1,5 +1,7 @@
 """What a check says about code that is wrong, and about a failed call of it: an error, a hang or a dead rank."""
 
+from collections.abc import Callable
+
 from shared.ranks.diagnosis import (
     CellState,
     absent,
@@ -57,6 +59,23 @@ class Wrong(Exception):
         self.hint = hint
         self.hangs = 0
         self.hints_at_error = False  # whether the hint is about the error that the piece raised
+
+
+def expect(found: dict[int, object], holds: Callable, evidence: str | Callable, hint: str = "") -> None:
+    """Fail the check unless a claim holds for what was found on each rank.
+
+    Args:
+        found: What was found, by global rank.
+        holds: Tells whether the claim holds.
+        evidence: What to say about a rank for which it does not, or a function that says so.
+        hint: The hint.
+
+    Raises:
+        Wrong: If it does not hold.
+    """
+    wrong = {rank: own for rank, own in found.items() if not holds(own)}
+    if wrong:
+        raise Wrong({rank: evidence(own) if callable(evidence) else evidence for rank, own in wrong.items()}, hint)
 
 
 class Unusable(RanksError):

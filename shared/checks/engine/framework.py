@@ -110,6 +110,11 @@ class Exercise:
 
         return register
 
+    def table(self, *rows: tuple[str, tuple[int, ...], Callable]) -> None:
+        """Register checks. Each row has a check's name, its world sizes and its judge."""
+        for name, world_sizes, judge in rows:
+            self.check(name, world_sizes)(judge)
+
     def __call__(self) -> None:
         """Check what the student has defined on the ranks of this notebook, and display the verdicts.
 

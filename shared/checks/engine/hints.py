@@ -1,5 +1,6 @@
 """Replace the hint of a failed check where another mistake is the real cause."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -40,6 +41,20 @@ def where_it_raises(hints: dict[str, str]) -> Callable[[Judge], Judge]:
             wrong.hints_at_error = bool(wrong.hint)
 
     return _amending(amend)
+
+
+@contextlib.contextmanager
+def replacing_hints(hints: dict[str, str]):
+    """Replace the hint of what fails inside, also as a decorator.
+
+    Args:
+        hints: The new hints, by the ones that they replace; "" stands for no hint.
+    """
+    try:
+        yield
+    except Wrong as wrong:
+        wrong.hint = hints.get(wrong.hint, wrong.hint)
+        raise
 
 
 def give_hints(hints: dict[str, str], *exercises: Exercise) -> None:

@@ -1,6 +1,6 @@
 """Models that report how far backward has come, so that a check can tell which gradients exist at a moment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -71,11 +71,12 @@ _MODELS = {"Chain": Chain, "Fork": Fork}
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model, and the cap of the buckets for its gradients."""
+    """A model, the cap of the buckets for its gradients, and other keyword arguments of the wrapper."""
 
     model: str
     widths: tuple[int, ...]
     bucket_cap_mb: float
+    options: dict = field(default_factory=dict)
 
     def build(self, seed: int) -> nn.Module:
         """Build the model in float64 from its own seed."""
@@ -102,12 +103,12 @@ class Sizes:
 _SAID = {"Chain": "a chain of layers", "Fork": "a model with two branches"}
 
 
-def draw_sizes(attempt: Attempt, model: str = "Chain") -> Sizes:
+def draw_sizes(attempt: Attempt, model: str = "Chain", options: dict | None = None) -> Sizes:
     """Draw widths and a cap that give several buckets of different sizes, so that a size identifies a bucket."""
     while True:
         inner = attempt.random.sample(range(4, 14), 4)
         cap_mb = attempt.random.randrange(320, 800, 8) / MB
-        sizes = Sizes(model, (awkward.INPUTS, *inner, awkward.OUTPUTS), cap_mb)
+        sizes = Sizes(model, (awkward.INPUTS, *inner, awkward.OUTPUTS), cap_mb, options or {})
         found = [message.nbytes for message in sizes.messages()]
         if len(found) >= LEAST_BUCKETS and len(set(found)) == len(found):
             return sizes

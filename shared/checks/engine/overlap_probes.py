@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.late_ranks import Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.overlap_models import Sizes
+from shared.checks.engine.rejections import error_of
 from shared.checks.models import awkward
 from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
@@ -49,7 +50,7 @@ def wrap(wrapper, sizes: Sizes, seed: int, group=None) -> tuple[Any, Any]:
     """Build a module and wrap it. Returns the wrapper and the module."""
     module = sizes.build(seed).to(device_here())
     further = {} if group is None else {"group": group}
-    return wrapper(module, bucket_cap_mb=sizes.bucket_cap_mb, **further), module
+    return wrapper(module, bucket_cap_mb=sizes.bucket_cap_mb, **sizes.options, **further), module
 
 
 def _loss(wrapped, x, y) -> torch.Tensor:
@@ -177,16 +178,12 @@ def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     return {"calls": message, "swallowed": swallowed, "pending": pending}
 
 
-def probe_graph(wrapper, sizes: Sizes, seed: int, x, y) -> tuple[str | None, str]:
-    """Call backward(create_graph=True). Returns the kind of its error, or None, and the message."""
+def probe_graph(wrapper, sizes: Sizes, seed: int, x, y) -> tuple[str, str]:
+    """Call backward(create_graph=True). Returns its error."""
     wrapped, module = wrap(wrapper, sizes, seed)
-    try:
-        _loss(wrapped, x, y).backward(create_graph=True)
-    except Exception as error:
-        return type(error).__name__, str(error)
-    finally:
-        module.zero_grad()  # a gradient that is part of a graph keeps itself alive
-    return None, ""
+    error = error_of(lambda: _loss(wrapped, x, y).backward(create_graph=True))
+    module.zero_grad()  # a gradient that is part of a graph keeps itself alive
+    return error
 
 
 def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> dict[str, int]:

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from shared.checks.engine.attempts import Attempt
-from shared.checks.engine.failures import Wrong
+from shared.checks.engine.hints import replacing_hints
 from shared.checks.engine.sharded.flat_layout import defined_beside
 from shared.checks.engine.sharded.plan import Plan
-from shared.checks.engine.sharded.training import HINT_ON_OWNERS, HINT_ON_SHARDS, probe_sharded
+from shared.checks.engine.sharded.training import HINT_ON_OWNERS, HINT_ON_SHARDS, probe_sharded, trains
 
 
 def with_mean_gradients(sharded_optimizer: type) -> type:
@@ -27,7 +27,7 @@ def with_mean_gradients(sharded_optimizer: type) -> type:
         def add_param_group(self, param_group: dict) -> None:
             super().add_param_group(param_group)
             if hasattr(self, "inner"):
-                reject_other_settings(self)
+                _judge_settings(self)
 
         def step(self) -> None:
             for flat_parameter in self.flat_parameters:
@@ -40,13 +40,21 @@ def with_mean_gradients(sharded_optimizer: type) -> type:
                 flat_parameter.shard.grad = layout.shard_of(mean).div(dist.get_world_size(layout.group))
             with recorded_gathers(self.flat_parameters) as (events, in_flight):
                 super().step()
-            reject_waiting_early(events)
-            reject_unawaited(in_flight, events.count("launch"))
-            reject_left_over_means(self)
+            _judge_gathers(events, in_flight)
+            _expect(
+                all(flat_parameter.shard.grad is None for flat_parameter in self.flat_parameters),
+                "after step(), shard.grad still holds the mean gradient. "
+                "Hint: what would the next step() do with it if there were no new gradients?",
+            )
             if hasattr(self, "inner"):  # there may be other ways to update the shards
-                reject_replaced_shards(self)
+                _judge_shards(self)
 
     return Averaging
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)
 
 
 @contextlib.contextmanager
@@ -78,87 +86,55 @@ def recorded_gathers(flat_parameters: list) -> Iterator[tuple[list[str], dict]]:
         yield events, in_flight
 
 
-def reject_waiting_early(events: list[str]) -> None:
-    """Reject a wait() before the last launch.
-
-    Raises:
-        AssertionError: If there is one.
-    """
-    if "wait" in events and "launch" in events[events.index("wait") :]:
-        number, total = events.index("wait"), events.count("launch")
-        raise AssertionError(
-            f"step() waits when {number} of {total} all-gathers {'has' if number == 1 else 'have'} been launched. "
-            "Hint: which all-gathers could already be in flight?"
-        )
-
-
-def reject_unawaited(in_flight: dict, total: int) -> None:
-    """Reject all-gathers that are still in flight after the step, after waiting for them.
-
-    Raises:
-        AssertionError: If there is one.
-    """
+def _judge_gathers(events: list[str], in_flight: dict) -> None:
+    """Reject a wait() before the last launch, and all-gathers that are still in flight, after waiting for them."""
+    number, total = events.index("wait") if "wait" in events else len(events), events.count("launch")
+    _expect(
+        "launch" not in events[number:],
+        f"step() waits when {number} of {total} all-gathers {'has' if number == 1 else 'have'} been launched. "
+        "Hint: which all-gathers could already be in flight?",
+    )
     for handle in in_flight.values():
         handle.wait()
-    if in_flight:
-        raise AssertionError(
-            f"step() returns while {len(in_flight)} of {total} all-gathers {'is' if len(in_flight) == 1 else 'are'} "
-            "still in flight. Hint: what do you do with the handle that launch_all_gather() returns?"
+    _expect(
+        not in_flight,
+        f"step() returns while {len(in_flight)} of {total} all-gathers {'is' if len(in_flight) == 1 else 'are'} "
+        "still in flight. Hint: what do you do with the handle that launch_all_gather() returns?",
+    )
+
+
+def _judge_settings(optimizer) -> None:
+    """Reject a new inner param group whose settings are not those of the optimizer's param group."""
+    groups, inner_groups = optimizer.param_groups, optimizer.inner.param_groups
+    _expect(
+        len(inner_groups) == len(groups),
+        f"after add_param_group(), `inner` has {len(inner_groups)} param groups; expected {len(groups)}. "
+        "Hint: which method adds one to `inner`?",
+    )
+    inner = inner_groups[-1]
+    for name, value in groups[-1].items():
+        found = f"{name} = {inner[name]}" if name in inner else f"no {name}"
+        _expect(
+            name == "params" or (name in inner and inner[name] == value),
+            f"after add_param_group(), the new param group of `inner` has {found}; expected {value}. "
+            "Hint: what does a param group hold besides its parameters?",
         )
 
 
-def reject_left_over_means(optimizer) -> None:
-    """Reject a mean gradient that is still there after step().
-
-    Raises:
-        AssertionError: If there is one.
-    """
-    if any(flat_parameter.shard.grad is not None for flat_parameter in optimizer.flat_parameters):
-        raise AssertionError(
-            "after step(), shard.grad still holds the mean gradient. "
-            "Hint: what would the next step() do with it if there were no new gradients?"
-        )
-
-
-def reject_other_settings(optimizer) -> None:
-    """Reject a new inner param group whose settings are not those of the optimizer's param group.
-
-    Raises:
-        AssertionError: If a setting differs or is missing.
-    """
-    if len(optimizer.inner.param_groups) != len(optimizer.param_groups):
-        raise AssertionError(
-            f"after add_param_group(), `inner` has {len(optimizer.inner.param_groups)} param groups; expected "
-            f"{len(optimizer.param_groups)}. Hint: which method adds one to `inner`?"
-        )
-    inner = optimizer.inner.param_groups[-1]
-    for name, value in optimizer.param_groups[-1].items():
-        if name != "params" and (name not in inner or inner[name] != value):
-            found = f"{name} = {inner[name]}" if name in inner else f"no {name}"
-            raise AssertionError(
-                f"after add_param_group(), the new param group of `inner` has {found}; expected {value}. "
-                "Hint: what does a param group hold besides its parameters?"
-            )
-
-
-def reject_replaced_shards(optimizer) -> None:
-    """Reject an inner optimizer that no longer updates this rank's shards.
-
-    Raises:
-        AssertionError: If its param groups hold other tensors.
-    """
+def _judge_shards(optimizer) -> None:
+    """Reject an inner optimizer that no longer updates this rank's shards."""
     shards = {id(flat_parameter.shard) for flat_parameter in optimizer.flat_parameters}
     updated = {id(parameter) for group in optimizer.inner.param_groups for parameter in group["params"]}
-    if shards < updated:
-        raise AssertionError(
-            "after step(), flat_parameters lacks some of the shards that `inner` updates. "
-            "Hint: what does add_param_group() do with the flat parameters of earlier param groups?"
-        )
-    if updated != shards:
-        raise AssertionError(
-            "after step(), the param groups of `inner` do not hold this rank's shards. "
-            "Hint: which entries of a param group do you copy?"
-        )
+    _expect(
+        not shards < updated,
+        "after step(), flat_parameters lacks some of the shards that `inner` updates. "
+        "Hint: what does add_param_group() do with the flat parameters of earlier param groups?",
+    )
+    _expect(
+        updated == shards,
+        "after step(), the param groups of `inner` do not hold this rank's shards. "
+        "Hint: which entries of a param group do you copy?",
+    )
 
 
 def probe_on_shards(sharded_optimizer: type, plan: Plan, seed: int, x: torch.Tensor, y: torch.Tensor) -> dict:
@@ -166,15 +142,6 @@ def probe_on_shards(sharded_optimizer: type, plan: Plan, seed: int, x: torch.Ten
     return probe_sharded(with_mean_gradients(sharded_optimizer), plan, seed, x, y)
 
 
-def on_shards(judge: Callable) -> Callable[[Attempt], None]:
-    """Let a judge of trainings try a ShardedOptimizer instead of a ZeRO1."""
-
-    def judged(attempt: Attempt) -> None:
-        try:
-            judge(attempt, probe=probe_on_shards)
-        except Wrong as wrong:
-            if wrong.hint == HINT_ON_SHARDS:  # here, the mean gradients are right
-                wrong.hint = HINT_ON_OWNERS
-            raise
-
-    return judged
+def trains_on_shards(plans: list[Plan], *claims: Callable) -> Callable[[Attempt], None]:
+    """Return the judge that trains() returns, for a ShardedOptimizer. Here, the mean gradients are right."""
+    return replacing_hints({HINT_ON_SHARDS: HINT_ON_OWNERS})(trains(plans, *claims, probe=probe_on_shards))

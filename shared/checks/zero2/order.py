@@ -4,7 +4,6 @@ The checks never use elapsed time. They judge which buckets have been launched w
 """
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,26 +15,18 @@ from shared.checks.engine.compare import by_rank, first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.overlap_models import Sizes, draw_sizes
-from shared.checks.engine.overlap_probes import Micro
+from shared.checks.engine.overlap_probes import Micro, probe_graph, probe_order, probe_progress, wrap
 from shared.checks.engine.overlap_steps import draw_shares, mean_of
+from shared.checks.engine.rejections import judge_errors
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 
 LEARNING_RATE = 0.1
+SGD = {"optimizer_cls": torch.optim.SGD, "lr": LEARNING_RATE}
+_HINT_ON_ORDER = "The reduce-scatters add up unrelated gradients. Hint: what decides which bucket is launched next?"
 _HINT_ON_HOOKS = (
     "No bucket was launched during backward. Hint: which object is told that a gradient is complete, and when?"
 )
-
-
-def wrap(zero2, sizes: Sizes, seed: int, group=None) -> tuple[Any, Any]:
-    """Wrap a model with SGD. Return the wrapper, and the module in it."""
-    module = sizes.build(seed).to(device_here())
-    further = {} if group is None else {"group": group}
-    return zero2(module, torch.optim.SGD, bucket_cap_mb=sizes.bucket_cap_mb, lr=LEARNING_RATE, **further), module
-
-
-def backward(wrapped, x, y) -> None:
-    awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here())).backward()
 
 
 def distinct_sizes(attempt: Attempt, model: str = "Chain", has_first: bool = False) -> Sizes:
@@ -45,7 +36,7 @@ def distinct_sizes(attempt: Attempt, model: str = "Chain", has_first: bool = Fal
         has_first: whether there must be a moment in backward when the first bucket is full, and no other.
     """
     while True:
-        sizes = draw_sizes(attempt, model)
+        sizes = draw_sizes(attempt, model, SGD)
         found = sorted(message.nbytes for message in sizes.messages())
         apart = min(b - a for a, b in pairwise(found)) > 4 * 8 * attempt.world_size
         if apart and (not has_first or _first_alone(sizes) is not None):
@@ -70,78 +61,39 @@ def launched_buckets(calls: list[instrumentation.Call], sizes: Sizes, size: int)
     return indices
 
 
-def probe_order(zero2, sizes: Sizes, seed: int, x, y) -> list[instrumentation.Call]:
-    """Run one backward in a fake group, in which nothing is sent: ranks may launch in different orders there."""
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401  so that the backend is known
-
-    wrapped, _ = wrap(zero2, sizes, seed, dist.new_group(backend="fake"))
-    with instrumentation.listening() as calls:
-        backward(wrapped, x, y)
-        wrapped.finish_gradient_sync()
-    return calls
-
-
 def every_rank_launches_in_one_order(attempt: Attempt) -> None:
     """Try branches that ranks compute in different orders, and a last layer that one rank never uses."""
     sizes, seed = distinct_sizes(attempt, "Fork"), attempt.draw_seed()
     for one_leaves_out in (False, True):
         found = attempt.run(probe_order, sizes, seed, per_rank=draw_shares(attempt, one_leaves_out))
-        context = (
-            "ranks compute their branches in different orders" + one_leaves_out * ", and one rank skips the last layer"
-        )
+        context = f"ranks compute their branches in different orders{', and one skips the last layer' * one_leaves_out}"
         orders = {rank: launched_buckets(calls, sizes, attempt.world_size) for rank, calls in enumerate(found)}
         if any(order != list(range(len(sizes.messages()))) for order in orders.values()):
-            differ = len({tuple(order) for order in orders.values()}) > 1
-            hint = "The reduce-scatters add up unrelated gradients. Hint: what decides which bucket is launched next?"
             evidence = {
-                rank: (
-                    f"{sizes}, {context}: buckets were launched in the order {orders[rank]} "
-                    f"({describe_messages(calls)})"
-                )
-                for rank, calls in enumerate(found)
+                rank: f"{sizes}, {context}: buckets were launched in the order {order} "
+                f"({describe_messages(found[rank])})"
+                for rank, order in orders.items()
             }
-            raise Wrong(
-                evidence,
-                hint
-                if differ
-                else "Expected buckets 0, 1, 2 and so on, each once. Hint: how do you find the next bucket?",
-            )
-
-
-def probe_progress(zero2, sizes: Sizes, seed: int, x, y) -> list[dict[int, list[instrumentation.Call]]]:
-    """Take two steps on a chain. Return, for each step, what was launched by each layer, and by backward's end (0)."""
-    wrapped, module = wrap(zero2, sizes, seed)
-    steps = []
-    for _ in range(2):
-        launched = {}
-        with instrumentation.listening() as calls:
-            module.passed = lambda layer, launched=launched, calls=calls: launched.setdefault(layer, calls[:])
-            backward(wrapped, x, y)
-            launched[0] = calls[:]
-            wrapped.finish_gradient_sync()
-        wrapped.step()
-        wrapped.zero_grad()
-        steps.append(launched)
-    return steps
+            same = len({tuple(order) for order in orders.values()}) == 1
+            expected = "Expected buckets 0, 1, 2 and so on, each once. Hint: how do you find the next bucket?"
+            raise Wrong(evidence, expected if same else _HINT_ON_ORDER)
 
 
 def full_buckets_are_launched_during_backward(attempt: Attempt) -> None:
     sizes, seed = distinct_sizes(attempt), attempt.draw_seed()
     found = attempt.run(probe_progress, sizes, seed, per_rank=draw_shares(attempt))
     layers = len(sizes.widths) - 1
-    for rank, steps in enumerate(found):
-        for number, launched in enumerate(steps, 1):
-            for layer, calls in sorted(launched.items(), reverse=True):
-                launched_by_then, full = launched_buckets(calls, sizes, attempt.world_size), sizes.full_by(layer)
-                if len(launched_by_then) < full:
-                    when = f"had finished layers {layer + 1} to {layers}" if layer else "had ended"
-                    context = (
-                        f"when backward {when}, {len(launched_by_then)} buckets had been launched; expected "
-                        f"{full}, the number of full buckets"
-                    )
-                    late = "Hint: after its last gradient, what is a full bucket still waiting for?"
-                    hint = late if launched[0] else _HINT_ON_HOOKS
-                    raise Wrong({rank: f"{sizes}, step {number}: {context}"}, hint)
+    for rank, number, step in [(rank, number, each[number]) for rank, each in enumerate(found) for number in (0, 1)]:
+        for layer, count in sorted((step["launched"] | {0: len(step["working"])}).items(), reverse=True):
+            launched = launched_buckets(step["calls"][:count], sizes, attempt.world_size)
+            if len(launched) < (full := sizes.full_by(layer)):
+                when = f"had finished layers {layer + 1} to {layers}" if layer else "had ended"
+                evidence = (
+                    f"{sizes}, step {number + 1}: when backward {when}, {len(launched)} buckets had been launched; "
+                    f"expected {full}, the number of full buckets"
+                )
+                late = "Hint: after its last gradient, what is a full bucket still waiting for?"
+                raise Wrong({rank: evidence}, late if step["working"] else _HINT_ON_HOOKS)
 
 
 @rehearsed
@@ -166,7 +118,7 @@ def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int
     module.passed = passed
     with launches_unasked():
         dist.barrier()
-        backward(wrapped, x, y)
+        awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here())).backward()
         wrapped.finish_gradient_sync()
         wrapped.step()
     return {"missing": missing, "parameters": awkward.state_of(module)}
@@ -174,20 +126,17 @@ def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int
 
 def backward_goes_on_while_a_bucket_is_in_flight(attempt: Attempt) -> None:
     """Check also that step() does wait: its result must contain the late rank's gradients."""
-    sizes, seed, late = (
-        distinct_sizes(attempt, has_first=True),
-        attempt.draw_seed(),
-        attempt.random.randrange(attempt.world_size),
-    )
-    shares, token = draw_shares(attempt), attempt.draw_seed()
+    sizes, seed = distinct_sizes(attempt, has_first=True), attempt.draw_seed()
+    late, token, shares = attempt.random.randrange(attempt.world_size), attempt.draw_seed(), draw_shares(attempt)
     per_rank = [(rank, seed, x, y) for rank, (x, y) in enumerate(shares)]
     found = attempt.run(probe_late, sizes, token, late, _first_alone(sizes), per_rank=per_rank)
     if missing := found[late]["missing"]:
-        context = (
-            f"{sizes}: while rank {late} had launched nothing, backward() stopped on this rank at the first bucket"
+        evidence = (
+            f"{sizes}: while rank {late} had launched nothing, backward() stopped on this rank at the first bucket for "
+            f"{PATIENCE_S:g} s"
         )
         hint = "Hint: which bucket does launch() wait for, and which method waits for the bucket it launches?"
-        raise Wrong(dict.fromkeys(missing, f"{context} for {PATIENCE_S:g} s"), hint)
+        raise Wrong(dict.fromkeys(missing, evidence), hint)
     mean, _ = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
     start = dict(sizes.build(seed).named_parameters())
     for rank, parameters in by_rank(found, "parameters").items():
@@ -195,6 +144,12 @@ def backward_goes_on_while_a_bucket_is_in_flight(attempt: Attempt) -> None:
             expected = start[name].detach() - LEARNING_RATE * gradient
             if not nearly_equal(parameters[name], expected):
                 context = f"{sizes}, rank {late} launches a little later than the others: {name} after a step"
-                difference = first_difference(parameters[name], expected)
-                hint = "Hint: what does step() wait for before it uses gradients?"
-                raise Wrong({rank: f"{context} is wrong: {difference}"}, hint)
+                evidence = f"{context} is wrong: {first_difference(parameters[name], expected)}"
+                raise Wrong({rank: evidence}, "Hint: what does step() wait for before it uses gradients?")
+
+
+def a_graph_is_rejected(attempt: Attempt) -> None:
+    sizes = draw_sizes(attempt, options=SGD)
+    errors = attempt.run(probe_graph, sizes, attempt.draw_seed(), per_rank=draw_shares(attempt))
+    hint = "Hint: can autograd differentiate through a reduce-scatter?"
+    judge_errors(errors, "backward(create_graph=True)", names="create_graph", hint=hint)

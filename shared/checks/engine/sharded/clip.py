@@ -9,10 +9,18 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, tolerance_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.hints import where_it_raises
-from shared.checks.engine.sharded.plan import Plan, layout_of
-from shared.checks.engine.sharded.training import HINT_ON_STALE, Causes, alone, begin, judge_states, probe_sharded
-from shared.checks.engine.sharded.wire import judge_rounds
-from shared.checks.engine.subgroups import called_alone, members_of
+from shared.checks.engine.sharded.plan import Plan
+from shared.checks.engine.sharded.training import (
+    HINT_ON_STALE,
+    Causes,
+    alone,
+    begin,
+    judge_states,
+    judge_step,
+    probe_sharded,
+    sends,
+    train_and_judge,
+)
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
@@ -29,40 +37,27 @@ class _Clipped(Causes):
 
     def of(self, *found) -> str:
         below = "Hint: what happens to gradients whose norm is below max_norm?"
-        return below if self.plan.max_norm is not None and self.norm <= self.plan.max_norm else super().of(*found)
+        return below if self.norm <= self.plan.max_norm else super().of(*found)
 
     def otherwise(self) -> str:
         return _HINT_ON_FACTOR
 
 
-def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
+def clip_and_judge(attempt: Attempt, plan: Plan) -> dict[int, dict]:
     """Train on fresh data. Returns what the probe found, by global rank.
 
     Raises:
         Wrong: If the norm or the parameters of a step differ from those of one process.
     """
-    draw = Draw(attempt)
-    members = members_of(attempt, plan.in_subgroup)
-    context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
-    results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
-    found = {rank: results[rank] for rank in members}
-    reference = alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), *draw.samples_of(members))
-    for step_index, expected in enumerate(reference.steps):
-        steps = {rank: each["steps"][step_index] for rank, each in found.items()}
-        message = f"{context}, step {step_index + 1}"
-        last_bound = plan.max_norm if step_index and "model" in plan.zero_grad else None
-        norms = {rank: step["norm"] for rank, step in steps.items()}
-        assert plan.max_norm is not None
-        _judge_norms(norms, expected, message, last_bound, plan.max_norm)
-        before = {
-            rank: each["steps"][step_index - 1]["state"] if step_index else each["start"]
-            for rank, each in found.items()
-        }
-        states = {rank: step["state"] for rank, step in steps.items()}
-        judge_states(
-            states, expected["state"], before, message, _Clipped(plan, draw, step_index, expected["norm"].item())
-        )
-    return found
+    return train_and_judge(attempt, plan, judge=_judge_step)
+
+
+def _judge_step(found: dict[int, dict], expected: dict, context: str, causes: Causes) -> None:
+    plan, step_index = causes.plan, causes.step_index
+    last_bound = plan.max_norm if step_index and "model" in plan.zero_grad else None
+    norms = {rank: each["steps"][step_index]["norm"] for rank, each in found.items()}
+    _judge_norms(norms, expected, context, last_bound, plan.max_norm)
+    judge_step(found, expected, context, _Clipped(plan, causes.draw, step_index, expected["norm"].item()))
 
 
 def _judge_norms(
@@ -120,20 +115,23 @@ def it_stays_inside_its_group(attempt: Attempt) -> None:
     clip_and_judge(attempt, Plan("Frozen", "SGD", steps=3, max_norm=CLIPS, in_subgroup=True))
 
 
-def one_more_element_is_sent(attempt: Attempt) -> None:
-    for plan in (Plan("Plain", max_norm=CLIPS, steps=2), Plan("Mixed", max_norm=CLIPS, steps=2, split=True)):
-        found = clip_and_judge(attempt, plan)
-        for step_index in range(plan.steps):
-            rest = {}
-            for rank, result in found.items():
-                step = result["steps"][step_index]
-                small = [call for call in step["clip"] if call.op == "all_reduce" and call.payload_bytes <= 8]
+def one_more_element_is_sent(attempt: Attempt, plans: list[Plan]) -> None:
+    for plan in plans:
+        found = clip_and_judge(attempt, replace(plan, steps=2, max_norm=CLIPS))
+        for rank, result in found.items():
+            for calls in (step["calls"] for step in result["steps"]):
+                in_clip = calls["clip_grad_norm_()"]
+                small = [call for call in in_clip if call.op == "all_reduce" and call.payload_bytes <= 8]
                 if len(small) != 1:
-                    message = f"{plan}: {describe_calls(step['clip'])} in clip_grad_norm_()"
+                    message = f"{plan}: {describe_calls(in_clip)} in clip_grad_norm_()"
                     expected = "expected one all_reduce of one element besides the gradients' reduce-scatters"
                     raise Wrong({rank: f"{message}; {expected}"}, "Hint: what can a rank add up before it sends?")
-                rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["step"]
-            judge_rounds(rest, layout_of(plan), 2, f"{plan}, step {step_index + 1}, clip_grad_norm_() and step()")
+                in_clip.remove(small[0])
+        sends({"backward() and clip_grad_norm_() and step()": 2})(found, plan)
+
+
+def of_a_sharded_optimizer(attempt: Attempt) -> None:
+    one_more_element_is_sent(attempt, [Plan("Plain"), Plan("Mixed", split=True)])
 
 
 def large_gradients_do_not_overflow(attempt: Attempt) -> None:

@@ -1,11 +1,13 @@
 """Train a model with a sharded or a plain optimizer: param groups, schedulers, closures and micro-batches.
 
 The ranks and the kernel run the same loop. The ranks use the student's optimizer and their own samples, and the kernel
-uses torch's optimizer and all samples. The kernel replaces a gradient of None by zeros.
+uses torch's optimizer and all samples. The kernel replaces a gradient of None by zeros. A run records what it sends in
+each phase of a step, so that values and messages are judged from the same training.
 """
 
+import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -55,6 +57,11 @@ SCHEDULERS = {
 class Plan:
     """A model, an optimizer, and how to train."""
 
+    hint_on_later_steps: ClassVar[str] = (
+        "The previous steps are right. Hint: what does an optimizer keep from step to step?"
+    )
+    wraps: ClassVar[bool] = False  # the piece wraps the module and is not only its optimizer
+
     model: str
     optimizer: str = "AdamW"
     steps: int = 5
@@ -97,12 +104,21 @@ class Plan:
         """Build the model, in the plan's dtype or in another one."""
         return awkward.build(self.model, seed, dtype or self.dtype)
 
+    def begin(self, piece, module: nn.Module, further: dict, **how) -> "Run":
+        """Give the module a student's optimizer. A plan of a wrapper wraps the module instead."""
+        return Run(module, lambda params, cls, **settings: piece(params, cls, **settings, **further), self, **how)
+
+    def flats(self) -> list[Flat]:
+        """List the flat tensors that are sent in each step."""
+        groups = groups_of(awkward.build(self.model, 0, self.dtype), self)
+        return flats_of([group["params"] for group in groups] if self.split else [list(groups)])
+
     def shown(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Convert a state of one process to what the ranks report."""
         return state
 
 
-def groups_of(module: nn.Module, plan: Plan) -> Any:
+def groups_of(module: nn.Module, plan: Plan):
     """Return the optimizer's first argument: an iterator over parameters, a list of them, or two param groups."""
     if not (plan.split or plan.late):
         return module.parameters()
@@ -114,12 +130,6 @@ def groups_of(module: nn.Module, plan: Plan) -> Any:
         {"params": own[:middle], "lr": 0.03, "weight_decay": 0.2, "name": "first"},
         {"params": own[middle:], "name": "second"},
     ]
-
-
-def layout_of(plan: Plan) -> list[Flat]:
-    module = awkward.build(plan.model, 0, plan.dtype)
-    groups = groups_of(module, plan)
-    return flats_of([group["params"] for group in groups] if plan.split else [list(groups)])
 
 
 class Run:
@@ -139,6 +149,7 @@ class Run:
     ):
         cls, settings = plan.how_to_optimize()
         self.module, self.plan, self.alone, self.off, self.steps = module, plan, alone, off, []
+        self.calls: dict[str, list[instrumentation.Call]] = {}  # of the current step, by phase
         self.replicas = None  # for a module that mixes samples: one process computes each rank's samples separately
         if plan.late:  # it is not trained until it is added, so it must be the same on all ranks
             dict(module.named_parameters())[LATE_NAME].data.zero_()
@@ -146,7 +157,10 @@ class Run:
             self.optimizer = make(groups_of(module, plan), cls, **settings)
         if loaded is not None:
             self.optimizer.load_state_dict(loaded)
-        self.scheduler = SCHEDULERS[plan.scheduler](self.optimizer, plan.steps) if plan.scheduler else None
+        self.scheduler = None
+        if plan.scheduler:
+            scheduled = self.optimizer.optimizer if plan.wraps and not alone else self.optimizer
+            self.scheduler = SCHEDULERS[plan.scheduler](scheduled, plan.steps)
 
     def train(self, x, y) -> "Run":
         if self.alone and awkward.mixes_samples(self.module):
@@ -163,37 +177,50 @@ class Run:
         return self
 
     def step(self, step_index: int, x, y) -> None:
-        done = {"idle": [], "clip": [], "norm": None}
-        with instrumentation.listening() as stepping:
-            if self.plan.closure:
+        self.calls = {}
+        done = {"calls": self.calls, "norm": None}
+        if self.plan.closure:
+            with self.phase("step()"):
                 done["loss"] = self.optimizer.step(lambda: self.backward(step_index, x, y))
-            else:
-                with instrumentation.listening() as done["idle"]:
-                    done["loss"] = self.backward(step_index, x, y)
-                stepping.clear()
-                if self.plan.max_norm is not None:
-                    with instrumentation.listening() as done["clip"]:
-                        done["norm"] = self._clip().detach().cpu().clone()
-                stepping.clear()
-                if self.alone:
-                    done["gradients"] = awkward.gradients_of(self.module, every_name=True)
+        else:
+            done["loss"] = self.backward(step_index, x, y)
+            if self.plan.max_norm is not None:
+                with self.phase("clip_grad_norm_()"):
+                    done["norm"] = self._clip().detach().cpu().clone()
+            if self.alone:
+                done["gradients"] = awkward.gradients_of(self.module, every_name=True)
+            with self.phase("step()"):
                 self.optimizer.step()
-        self.steps.append(done | {"step": stepping} | self._state())
+        self.steps.append(done | self._state())
         if self.scheduler:
             self.scheduler.step()
 
-    def backward(self, step_index: int, x, y) -> torch.Tensor:
+    @contextlib.contextmanager
+    def phase(self, name: str):
+        """Record what is sent as part of a phase."""
+        with instrumentation.listening() as calls:
+            yield
+        self.calls.setdefault(name, []).extend(calls)
+
+    def backward(self, step_index: int, x, y) -> torch.Tensor | None:
         """Return the loss on the whole batch."""
         if step_index:  # before the first step there are no gradients
-            whose = self.plan.zero_grad[step_index % len(self.plan.zero_grad)]
-            if whose == "keeping":
-                self.optimizer.zero_grad(set_to_none=False)
-            else:
-                (self.module if whose == "model" else self.optimizer).zero_grad()
-        x, y, share = self._at_work(step_index, x, y)
-        losses = self._losses(x, y)
-        for loss in losses:
-            (loss * self.plan.loss_scale * share).backward()
+            with self.phase("zero_grad()"):
+                self.zero_grad(self.plan.zero_grad[step_index % len(self.plan.zero_grad)])
+        return self.accumulate(*self.at_work(step_index, x, y))
+
+    def zero_grad(self, whose: str) -> None:
+        if whose == "keeping":
+            self.optimizer.zero_grad(set_to_none=False)
+        else:
+            (self.module if whose == "model" else self.optimizer).zero_grad()
+
+    def accumulate(self, x, y, share: float) -> torch.Tensor | None:
+        """Run the backward passes of a step. Returns the loss on the whole batch."""
+        with self.phase("backward()"):
+            losses = self._losses(x, y)
+            for loss in losses:
+                (loss * self.plan.loss_scale * share).backward()
         if self.alone and self.plan.fill:
             for parameter in self.module.parameters():
                 if parameter.requires_grad and parameter.grad is None:
@@ -202,7 +229,7 @@ class Run:
 
     def _losses(self, x, y) -> list[torch.Tensor]:
         """Compute the losses of the micro-batches. Their sum is the loss on the whole batch."""
-        batches: list[tuple[Any, torch.Tensor, torch.Tensor]] = [(self.module, x, y)]
+        batches = [(self.module, x, y)]
         if self.replicas is not None:
             batches = list(zip(self.replicas, x.split(SAMPLES_PER_RANK), y.split(SAMPLES_PER_RANK), strict=True))
         count = self.plan.micro_batches
@@ -223,7 +250,7 @@ class Run:
             state = {name: value for name, value in state.items() if name not in buffers[0]}
         return {"state": state, "buffers": buffers}
 
-    def _at_work(self, step_index: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
+    def at_work(self, step_index: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Return the samples of the ranks that run a backward, and their fraction of all samples."""
         if self.plan.idle is None or step_index != self.plan.idle[0]:
             return x, y, 1.0
@@ -234,8 +261,22 @@ class Run:
         at_work = [sample for sample in range(len(x)) if not first <= sample < first + SAMPLES_PER_RANK]
         return x[at_work], y[at_work], len(at_work) / len(x)
 
+    def report(self, own: set[int], x) -> dict:
+        """Return what the run has recorded on a rank.
+
+        Args:
+            own: The ids of the module's parameters before the optimizer was built.
+            x: The inputs of the first step.
+        """
+        theirs = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        replaced = "" if {id(p) for p in self.module.parameters()} == own else "the module"
+        return {
+            "steps": self.steps,
+            "building": self.building,
+            "replaced": replaced if own >= theirs else "param_groups",
+        }
+
     def _clip(self) -> torch.Tensor:
-        assert self.plan.max_norm is not None
         if not self.alone:
             return self.optimizer.clip_grad_norm_(self.plan.max_norm)
         return nn.utils.clip_grad_norm_(self.module.parameters(), self.plan.max_norm)

@@ -11,6 +11,7 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import tolerance_of
 from shared.checks.engine.failures import Wrong
+from shared.checks.engine.rejections import error_of, judge_errors
 from shared.checks.engine.sharded.plan import Plan, Run
 from shared.checks.engine.sharded.state_dicts import judge_state_dict, same
 from shared.checks.engine.sharded.training import alone, begin, judge_states
@@ -236,18 +237,10 @@ def _first_parameter_without_state(attempt: Attempt) -> None:
     _load(attempt, plan, awkward.state_of(plain.module), saved, message)
 
 
-def probe_foreign(sharded, saved: list[dict]) -> list[tuple[str, str]]:
-    """Return, for each state, the type and the message of the error that loading it raises."""
-    found = []
-    for each in saved:
-        run = begin(sharded, Plan("Plain"), awkward.build("Plain", 0).to(device_here()))
-        try:
-            run.optimizer.load_state_dict(each)
-        except Exception as error:
-            found.append((type(error).__name__, str(error)))
-        else:
-            found.append(("nothing", ""))
-    return found
+def probe_foreign(sharded, saved: dict) -> tuple[str, str]:
+    """Return the error that loading a state raises."""
+    run = begin(sharded, Plan("Plain"), awkward.build("Plain", 0).to(device_here()))
+    return error_of(lambda: run.optimizer.load_state_dict(saved))
 
 
 def foreign_states_are_rejected(attempt: Attempt) -> None:
@@ -258,21 +251,16 @@ def foreign_states_are_rejected(attempt: Attempt) -> None:
         "with parameters of other sizes": ([(5, 6), (5,), (3, 5), (3,)], 1),
         "with transposed parameters": ([shape[::-1] for shape in ours], 1),
     }
-    saved = []
-    for shapes, groups in tried.values():
+    for what, (shapes, groups) in tried.items():
         parameters = [torch.nn.Parameter(torch.ones(tuple(shape), dtype=torch.float64)) for shape in shapes]
         params = [{"params": parameters[:2]}, {"params": parameters[2:]}] if groups == 2 else parameters
         optimizer = torch.optim.AdamW(params)
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
-        saved.append(optimizer.state_dict())
-    for rank, result in enumerate(attempt.run(probe_foreign, saved)):
-        for what, (kind, message) in zip(tried, result, strict=True):
-            if kind != "ValueError" or not message.strip():
-                error_text = f"{kind}({message[:80]!r})" if message else kind
-                evidence = f"loading a state {what} raised {error_text}; expected a ValueError that says why"
-                raise Wrong({rank: evidence}, "Hint: what must a parameter and its state have in common?")
+        errors = attempt.run(probe_foreign, optimizer.state_dict())
+        hint = "Hint: what must a parameter and its state have in common?"
+        judge_errors(errors, f"loading a state {what}", "ValueError", hint=hint)
 
 
 def probe_cost(sharded, seed: int, x, y) -> dict:

@@ -6,9 +6,10 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.sharded.plan import Plan, layout_of
+from shared.checks.engine.rejections import error_of, judge_errors
+from shared.checks.engine.sharded.plan import Plan
 from shared.checks.engine.sharded.training import HINT_ON_STALE, alone, begin, judge_states, plain, probe_sharded
-from shared.checks.engine.sharded.wire import judge_rounds
+from shared.checks.engine.sharded.wire import judge_traffic
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
@@ -20,29 +21,18 @@ def probe_refusal(sharded, plan: Plan, seed: int, x, y) -> dict:
     before = awkward.state_of(run.module)
     run.step(0, x, y)
     run.backward(0, x, y)
-    try:
-        run.optimizer.step()
-    except Exception as error:
-        found = {"kind": type(error).__name__, "message": str(error)}
-    else:
-        return {"kind": None}
+    error = error_of(run.optimizer.step)
     run.step(1, x, y)
-    return found | {"before": before, "state": awkward.state_of(run.module)}
+    return {"error": error, "before": before, "state": awkward.state_of(run.module)}
 
 
 def used_up_gradients_are_rejected(attempt: Attempt) -> None:
     for whose in ("optimizer", "model"):
         plan, draw = Plan("Plain", zero_grad=(whose,)), Draw(attempt)
         found = attempt.run(probe_refusal, plan, per_rank=draw.per_rank)
-        for rank, result in enumerate(found):
-            if result["kind"] is None:
-                message = "backward(), step(), backward(), step() raised no error; expected a RuntimeError"
-                hint = "The second backward() adds to old gradients. Hint: what does their memory contain after a step?"
-                raise Wrong({rank: message}, hint)
-            if result["kind"] != "RuntimeError" or "zero_grad" not in result["message"]:
-                message = f"{result['kind']}({result['message'][:80]!r})"
-                expected = "expected a RuntimeError that names zero_grad()"
-                raise Wrong({rank: f"a second backward() without zero_grad() raised {message}; {expected}"})
+        hint = "The second backward() adds to old gradients. Hint: what does their memory contain after a step?"
+        context = "backward(), step(), and again without zero_grad()"
+        judge_errors([each["error"] for each in found], context, names="zero_grad", hint=hint)
         run = plain(plan, plan.build(draw.seeds[0]))
         run.step(0, draw.x, draw.y)
         run.step(1, draw.x, draw.y)
@@ -84,12 +74,10 @@ def hooks_run_once(attempt: Attempt) -> None:
 def bf16_stays_bf16(attempt: Attempt) -> None:
     plan = Plan("TwoBranches", "SGD", steps=2, dtype=torch.bfloat16)
     found = judge_bf16(attempt, plan)
-    for step_index in range(plan.steps):
-        calls = {rank: result["steps"][step_index]["step"] for rank, result in enumerate(found)}
-        judge_rounds(calls, layout_of(plan), 2, f"{plan}, bfloat16, step {step_index + 1}")
+    judge_traffic(dict(enumerate(found)), plan.flats(), f"{plan}, bfloat16", {"step()": 2})
 
 
-def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
+def judge_bf16(attempt: Attempt, plan: Plan) -> list[dict]:
     """Compare training in bfloat16 with float64 from the same start. Returns what the probe found, by rank.
 
     A bfloat16 has 8 bits of precision. Each step rounds parameters by 2⁻⁹ of their size. It rounds gradients by a few
@@ -100,7 +88,7 @@ def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
         Wrong: If the parameters differ by more than rounding, differ between ranks, or have another dtype.
     """
     draw = Draw(attempt)
-    found = attempt.run(probe, plan, per_rank=draw.per_rank)
+    found = attempt.run(probe_sharded, plan, per_rank=draw.per_rank)
     start = awkward.build(plan.model, draw.seeds[0], torch.bfloat16).double()
     run = alone(plan, start, draw.x, draw.y)
     for name, expected in run.steps[-1]["state"].items():

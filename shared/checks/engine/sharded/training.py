@@ -1,5 +1,6 @@
 """Train a sharded optimizer on ranks and compare it with a plain one in one process that has all the data."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal, tolerance_of, total_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.plan import LATE_STEP, Plan, Run
+from shared.checks.engine.sharded.wire import HINT_ON_AGAIN, judge_traffic
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
@@ -18,7 +20,6 @@ from shared.checks.models import awkward
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
 HINT_ON_SHARDS = "Hint: is the gradient of this shard the mean of the same elements, in the same order?"
 HINT_ON_OWNERS = "Hint: is this element in the rank's own shard, or does the rank get it from another one?"
-HINT_ON_OPTIMIZER_STATE = "The previous steps are right. Hint: what does an optimizer keep from step to step?"
 HINT_ON_STALE = (
     "model.zero_grad() does not call reset(). Hint: in that case, which line discards the last mean, and which "
     "one the old gradients?"
@@ -29,15 +30,11 @@ _HINTS_ON_REPLACED = {
 }
 
 
-def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -> Run:
-    """Build the student's optimizer on this rank."""
+def begin(piece, plan: Plan, module, group=None, loaded: dict | None = None) -> Run:
+    """Build the student's optimizer or wrapper on this rank."""
+    reject_libraries([piece])
     further = {} if group is None else {"group": group}
-
-    def make(params, cls, **settings):
-        return sharded(params, cls, **settings, **further)
-
-    reject_libraries([sharded])
-    run = Run(module, make, plan, False, dist.get_rank(group), loaded)
+    run = plan.begin(piece, module, further, alone=False, off=dist.get_rank(group), loaded=loaded)
     reject_libraries(type(thing) for thing in memory._reached([run.optimizer]))
     return run
 
@@ -54,22 +51,20 @@ def reject_libraries(types) -> None:
             raise AssertionError(f"your code uses {library[0].__name__}: write it by hand")
 
 
-def probe_sharded(sharded, plan: Plan, seed: int, x, y) -> dict:
+def probe_sharded(piece, plan: Plan, seed: int, x, y) -> dict:
     """Train. Returns the state that the ranks start with and a record of each step."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
     module = awkward.build(plan.model, seed, plan.dtype).to(device_here())
-    for buffer in module.buffers():  # an optimizer does not know the buffers, so the training loop makes them equal
-        dist.broadcast(buffer, group=group, group_src=0)
-    run = begin(sharded, plan, module, group)
-    start, own = awkward.state_of(run.module), {id(p) for p in run.module.parameters()}
-    theirs = {id(p) for each in run.optimizer.param_groups for p in each["params"]}
-    run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
-    dtypes = {name: p.dtype for name, p in run.module.named_parameters()}
-    replaced = "" if {id(p) for p in run.module.parameters()} == own else "the module"
-    replaced = replaced if own >= theirs else "param_groups"
-    return {"start": start, "steps": run.steps, "building": run.building, "dtypes": dtypes, "replaced": replaced}
+    if not plan.wraps:  # an optimizer does not know the buffers, so the training loop makes them equal
+        for buffer in module.buffers():
+            dist.broadcast(buffer, group=group, group_src=0)
+    own = {id(p) for p in module.parameters()}
+    run, x = begin(piece, plan, module, group), x.to(device_here(), plan.dtype)
+    start = awkward.state_of(run.module)
+    run.train(x, y.to(device_here(), plan.dtype))
+    return run.report(own, x) | {"start": start}
 
 
 def reference(plan: Plan, draw: Draw, members: list[int], samples_of: list[int] | None = None) -> Run:
@@ -113,25 +108,76 @@ def train(attempt: Attempt, plan: Plan, draw: Draw, probe) -> dict[int, dict]:
     return {rank: results[rank] for rank in members_of(attempt, plan.in_subgroup)}
 
 
-def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
+def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded, judge=None) -> dict[int, dict]:
     """Train on fresh data. Returns what the probe found, by global rank.
+
+    Args:
+        attempt: The attempt.
+        plan: How to train.
+        probe: The probe.
+        judge: Judges a step, with the arguments of judge_step(), which it is by default.
 
     Raises:
         Wrong: If a rank's state differs after a step from that of one process.
     """
-    plan = replace(plan, steps=attempt.sizes.steps(plan.steps), learning_rate_factor=attempt.sizes.learning_rate_factor)
+    if plan.max_norm is None:
+        factor = attempt.sizes.learning_rate_factor
+        plan = replace(plan, steps=attempt.sizes.steps(plan.steps), learning_rate_factor=factor)
     draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe)
     _reject_replaced_parameters(found, context)
     steps = reference(plan, draw, list(found)).steps
     for step_index, expected in enumerate(steps):
-        judge_step(found, expected, f"{context}, step {step_index + 1}", Causes(plan, draw, step_index))
+        (judge or judge_step)(found, expected, f"{context}, step {step_index + 1}", Causes(plan, draw, step_index))
         losses = {rank: each["steps"][step_index]["loss"] for rank, each in found.items()}
         if plan.closure and not _mean_is(losses, expected["loss"], tolerance_of(expected["state"].values())):
             message = f"{context}: step(closure) returned {losses}; expected the value that closure() returned"
             raise Wrong(message, "Hint: what happens to the result of closure()?")
     judge_evaluation(plan, draw, found, steps, context)
     return found
+
+
+def trains(
+    plans: list[Plan] | Callable[[Attempt], list[Plan]],
+    *claims: Callable[[dict[int, dict], Plan], None],
+    probe=probe_sharded,
+) -> Callable[[Attempt], None]:
+    """Return the judge of a check: every training equals that of one process, and the claims hold for it.
+
+    Args:
+        plans: The trainings, or a function that draws them.
+        claims: Functions of what the probe found, by global rank, and the plan.
+        probe: The probe.
+    """
+
+    def judge(attempt: Attempt) -> None:
+        for plan in plans(attempt) if callable(plans) else plans:
+            found = train_and_judge(attempt, plan, probe)
+            for claim in claims:
+                claim(found, plan)
+
+    return judge
+
+
+def sends(rounds_in: dict[str, int]) -> Callable[[dict[int, dict], Plan], None]:
+    """Return the claim that each step sends the flat tensors this many times in each phase: see judge_traffic()."""
+    return lambda found, plan: judge_traffic(found, plan.flats(), str(plan), rounds_in, HINT_ON_AGAIN * plan.wraps)
+
+
+def starts_equal(found: dict[int, dict], plan: Plan) -> None:
+    """Check that all ranks start with the same bits.
+
+    Raises:
+        Wrong: If one does not.
+    """
+    frozen = [name for name, p in awkward.build(plan.model, 0).named_parameters() if not p.requires_grad]
+    for rank, result in found.items():
+        for name, expected in found[min(found)]["start"].items():
+            if not torch.equal(result["start"][name], expected):
+                hint = "Hint: which parameters does the model use although the optimizer never updates them?"
+                hint = "Hint: what does a module hold besides trainable parameters?" if plan.wraps else hint
+                evidence = f"{awkward.describe(plan.model)}: before the first step, {name} differs from rank 0's"
+                raise Wrong({rank: evidence}, hint if plan.wraps or name in frozen else "")
 
 
 def _reject_replaced_parameters(found: dict[int, dict], context: str) -> None:
@@ -254,7 +300,7 @@ class Causes:
             return "Hint: what does __init__() do with its parameters that add_param_group() does not do?"
         if plan.split or plan.scheduler:
             return "Hint: which settings does each param group have by now, and does the inner optimizer have them?"
-        return HINT_ON_OPTIMIZER_STATE if self.step_index else ""
+        return plan.hint_on_later_steps if self.step_index else ""
 
 
 def judge_states(

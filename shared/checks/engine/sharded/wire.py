@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from shared import wire
 from shared.checks.engine.compare import describe_calls
-from shared.checks.engine.failures import Wrong
+from shared.checks.engine.failures import Wrong, expect
+from shared.checks.models import awkward
 from shared.wire import instrumentation
 
 _HINTS = {
@@ -21,6 +22,11 @@ _HINT_ON_BYTES = (
     "Hint: which bytes must a rank send to complete the sum of a shard, and which to give the result to all ranks?"
 )
 _HINT_ON_NOTHING = "Nothing is sent. Hint: which collective sends shards to other ranks, and is it launched here?"
+HINT_ON_AGAIN = (
+    "A whole synchronization is repeated. Hint: how does step() know that gradients are already synchronized?"
+)
+_HINT_ON_EARLY = "Hint: what can wait until step()?"
+_HINT_ON_SILENCE = "Hint: which line launches the collective, and does it check whether no_sync() is active?"
 _HINT_ON_MESSAGES = "Hint: how many parameters does one collective send?"
 
 
@@ -49,6 +55,52 @@ def flats_of(groups: list[list]) -> list[Flat]:
                 kinds.setdefault(parameter.dtype, []).append(parameter)
         found += [Flat(sum(p.numel() for p in alike), kind.itemsize) for kind, alike in kinds.items()]
     return found
+
+
+def judge_traffic(
+    found: dict[int, dict], flats: list[Flat], context: str, rounds_in: dict[str, int], again: str = ""
+) -> None:
+    """Compare what each step of a training sends with what the flat tensors need.
+
+    Args:
+        found: What the ranks have recorded, by global rank.
+        flats: The flat tensors.
+        context: What was tried.
+        rounds_in: The rounds, by phase of a step, or by several phases: "backward() and step()".
+        again: The hint for a step() that sends one or more whole rounds too many.
+
+    Raises:
+        Wrong: If a step sends more or less in a phase, or anything where it needs no rounds.
+    """
+    for step_index in range(len(next(iter(found.values()))["steps"])):
+        for phases, rounds in rounds_in.items():
+            recorded = {rank: result["steps"][step_index]["calls"] for rank, result in found.items()}
+            calls = {
+                rank: [call for phase in phases.split(" and ") for call in own.get(phase, ())]
+                for rank, own in recorded.items()
+            }
+            message = f"{context}, step {step_index + 1}, {phases}"
+            if rounds:
+                judge_rounds(calls, flats, rounds, message, again if "step()" in phases else "")
+            else:
+                reject_messages(calls, message, _HINT_ON_SILENCE if phases == "no_sync()" else _HINT_ON_EARLY)
+
+
+def judge_building(found: dict[int, dict], plan) -> None:
+    """Check that the constructor sends each parameter, and a wrapper's also each buffer, at most once.
+
+    Raises:
+        Wrong: If it sends more bytes.
+    """
+    module = awkward.build(plan.model, 0)
+    other = [*(p for p in module.parameters() if not p.requires_grad), *(module.buffers() if plan.wraps else ())]
+    most = sum(each.nbytes for each in other) + sum(flat.filled_bytes(len(found)) for flat in plan.flats())
+    expect(
+        {rank: result["building"] for rank, result in found.items()},
+        lambda calls: sum(call.payload_bytes for call in calls) <= most,
+        lambda calls: f"{plan}, in the constructor: {describe_calls(calls)}; expected at most {most} bytes",
+        f"Hint: how many times is each parameter{' and each buffer' * plan.wraps} sent?",
+    )
 
 
 def judge_rounds(
@@ -88,12 +140,10 @@ def judge_rounds(
         raise Wrong(f"{context}: {message}", hint if any(sent.values()) else _HINT_ON_NOTHING)
 
 
-def reject_messages(calls: dict[int, list[instrumentation.Call]], context: str) -> None:
+def reject_messages(calls: dict[int, list[instrumentation.Call]], context: str, hint: str = _HINT_ON_EARLY) -> None:
     """Check that nothing is sent.
 
     Raises:
         Wrong: If anything is.
     """
-    wrong = {rank: f"{context}: {describe_calls(own)}; expected none" for rank, own in calls.items() if own}
-    if wrong:
-        raise Wrong(wrong, "Hint: what can wait until step()?")
+    expect(calls, lambda own: not own, lambda own: f"{context}: {describe_calls(own)}; expected none", hint)

@@ -1,6 +1,10 @@
-"""The autograder for Gradescope, tried in a folder that is laid out as its containers are."""
+"""The course's files work with other graders: Gradescope's containers, and nbgrader's own commands.
+
+The autograder for Gradescope is tried in a folder that is laid out as its containers are.
+"""
 
 import contextlib
+import csv
 import json
 import os
 import stat
@@ -9,18 +13,22 @@ import sys
 import zipfile
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 
-from instructor.grade import gradescope
+from instructor import contents
+from instructor.grade import gradescope, nbgrader_course
 from instructor.grade.records import Record
+from instructor.links import TAG
 from instructor.release import as_zip
 from shared.deadlines import scaled
-from tests.handed_in import CHAPTERS, hand_in, left_over, need_sandbox, writes
+from tests.handed_in import CHAPTERS, cell_of, hand_in, left_over, need_sandbox, writes
 
 pytestmark = pytest.mark.exhaustive
 
 LAB = "00_ranks"
+ROOT = Path(__file__).parent.parent
 
 
 def test_the_zip_has_both_scripts_at_its_top_and_no_tests():
@@ -127,8 +135,7 @@ def container() -> list[str]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="Gradescope runs an autograder as root")
-@pytest.mark.parametrize("reads", [False, True], ids=["wrong", "looks for the solutions"])
-def test_a_container_grades_a_submission(tmp_path, reads):
+def test_a_container_grades_a_submission_and_hides_the_solutions(tmp_path):
     (tmp_path.parent).chmod(0o755)
     tmp_path.chmod(0o755)
     top = tmp_path / "autograder"
@@ -139,10 +146,9 @@ def test_a_container_grades_a_submission(tmp_path, reads):
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(top / "source")
     solution = top / "source" / "course" / "solutions" / "first_collectives.py"
-    body = f"return open({str(solution)!r}).read()" if reads else "return number"
-    own = hand_in(
-        tmp_path / "in", "anna", LAB, writes(sum_over_ranks=f"%%ranks\ndef sum_over_ranks(number):\n    {body}")
-    )
+    wrong = "%%ranks\ndef sum_over_ranks(number):\n    return number"
+    reads = f"%%ranks\ndef global_mean(values):\n    return open({str(solution)!r}).read()"
+    own = hand_in(tmp_path / "in", "anna", LAB, writes(sum_over_ranks=wrong, global_mean=reads))
     (top / "submission").mkdir()
     (top / "submission" / f"{LAB}_lab.ipynb").write_bytes(own.path.read_bytes())
     environment = os.environ | {"AUTOGRADER": str(top), "COURSE_PYTHON": sys.executable}
@@ -153,9 +159,9 @@ def test_a_container_grades_a_submission(tmp_path, reads):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads((top / "results" / "results.json").read_text())
-    assert results["score"] == 13.0, results
-    first = results["tests"][0]["output"]
-    assert ("PermissionError" in first) == reads and "def sum_over_ranks" not in first
+    assert results["score"] == 10.0, results
+    first, second, *_ = (test["output"] for test in results["tests"])
+    assert "PermissionError" in second and "PermissionError" not in first and "def global_mean" not in second
     assert not left_over_here()
 
 
@@ -167,3 +173,43 @@ def left_over_here() -> list[psutil.Process]:
         with contextlib.suppress(OSError):
             found += [process] * (os.readlink(f"/proc/{process.pid}/ns/pid") == own)
     return found
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory) -> Path:
+    """A course in which anna handed in our solution, but left the first two exercises as they were released."""
+    folder = tmp_path_factory.mktemp("nbgrader")
+    nbgrader_course.write(folder)
+    nbgrader(folder, "generate_assignment", LAB, "--create")
+    released = nbformat.read(folder / "release" / LAB / f"{LAB}.ipynb", as_version=4)
+    blank = {name: cell_of(released, name.replace("_", "-")).source for name in ("sum_over_ranks", "global_mean")}
+    hand_in(folder / "submitted", "anna", LAB, writes(**blank))
+    return folder
+
+
+def nbgrader(folder: Path, *arguments: str) -> None:
+    bin_folder = str(Path(sys.prefix) / "bin")  # nbgrader starts alembic by name
+    environment = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "nbgrader", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nbgrader_releases_the_same_lab_as_the_course(course):
+    released = nbformat.read(course / "release" / LAB / f"{LAB}.ipynb", as_version=4)
+    ours = nbformat.read(ROOT / contents.notebook("labs", LAB), as_version=4)
+    own = [cell for cell in ours.cells if TAG not in cell.metadata.get("tags", [])]  # without links
+    assert [cell.source for cell in released.cells] == [cell.source for cell in own]
+
+
+def test_nbgrader_gives_all_points_to_right_exercises_and_none_to_blank_ones(course):
+    nbgrader(course, "autograde", LAB)
+    nbgrader(course, "export")
+    (anna,) = csv.DictReader((course / "grades.csv").open())
+    assert (anna["student_id"], anna["score"], anna["max_score"]) == ("anna", "10.0", "15.0")
+
+
+def test_an_existing_configuration_is_not_overwritten(tmp_path):
+    (tmp_path / "nbgrader_config.py").write_text("# mine")
+    assert len(nbgrader_course.write(tmp_path)) == len(CHAPTERS)
+    assert (tmp_path / "nbgrader_config.py").read_text() == "# mine"
