@@ -1,6 +1,6 @@
 """What a check says about code that is wrong, and about a failed call of it: an error, a hang or a dead rank."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shared.ranks.diagnosis import (
     CellState,
@@ -61,7 +61,7 @@ class Wrong(Exception):
         self.hints_at_error = False  # whether the hint is about the error that the piece raised
 
 
-def expect(found: dict[int, object], holds: Callable, evidence: str | Callable, hint: str = "") -> None:
+def expect(found: Mapping[int, object], holds: Callable, evidence: str | Callable, hint: str = "") -> None:
     """Fail the check unless a claim holds for what was found on each rank.
 
     Args:

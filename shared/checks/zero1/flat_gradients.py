@@ -127,8 +127,8 @@ def _judge_means(case: Case, found: dict[int, dict]) -> None:
             return [(found[rank]["steps"][number - 1]["mean"], _HINT_ON_STALE)]
 
         context, hint = f"{case}, gradients {way}, round {number + 1}", _HINTS_ON_WAYS.get(way, _HINT_ON_NONE)
-        further = {"first": stale} if way == SKIPPED else {}
-        judge_means(found, number, context, _HINT_ON_SHAPE, hint, **further)
+        first = stale if way == SKIPPED else lambda *_: []
+        judge_means(found, number, context, _HINT_ON_SHAPE, hint, first)
 
 
 def _judge_views(case: Case, found: dict[int, dict]) -> None:

@@ -6,6 +6,7 @@ A loop is written as code, and shown as code if it fails.
 import copy
 import gc
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -184,7 +185,7 @@ SILENCES = (  # the last of these lines must synchronize, although no rank runs 
 def probe_loop(zero2, plan: WrapperPlan, lines: tuple[str, ...], seed: int, x, y) -> dict:
     """Run a loop. Return the state before and after it, what its last line sends, and `synced` before that line."""
     x, y, run = x.to(device_here()), y.to(device_here()), _begin(zero2, plan, seed)
-    found = {"before": awkward.state_of(run.module)}
+    found: dict[str, Any] = {"before": awkward.state_of(run.module)}
     last = max((number for number, line in enumerate(lines) if "backward()" in line), default=None)
     for number, line in enumerate(lines):
         inputs, targets, _ = run.at_work(0, x, y) if number == last else (x, y, 1.0)

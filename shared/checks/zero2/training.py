@@ -48,6 +48,8 @@ class WrapperPlan(Plan):
 class WrapperRun(Run):
     """A training on a rank. `optimizer` is the wrapper."""
 
+    plan: WrapperPlan
+
     def accumulate(self, x, y, share: float) -> None:
         count = self.plan.micro_batches
         for number, batch in enumerate(zip(x.chunk(count), y.chunk(count), strict=True), 1):

@@ -1,5 +1,6 @@
 """Check clip_grad_norm_(): one norm over the shards of all ranks, for which each rank sends one element."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,7 +38,7 @@ class _Clipped(Causes):
 
     def of(self, *found) -> str:
         below = "Hint: what happens to gradients whose norm is below max_norm?"
-        return below if self.norm <= self.plan.max_norm else super().of(*found)
+        return below if self.plan.max_norm is not None and self.norm <= self.plan.max_norm else super().of(*found)
 
     def otherwise(self) -> str:
         return _HINT_ON_FACTOR
@@ -54,6 +55,7 @@ def clip_and_judge(attempt: Attempt, plan: Plan) -> dict[int, dict]:
 
 def _judge_step(found: dict[int, dict], expected: dict, context: str, causes: Causes) -> None:
     plan, step_index = causes.plan, causes.step_index
+    assert plan.max_norm is not None
     last_bound = plan.max_norm if step_index and "model" in plan.zero_grad else None
     norms = {rank: each["steps"][step_index]["norm"] for rank, each in found.items()}
     _judge_norms(norms, expected, context, last_bound, plan.max_norm)
@@ -115,7 +117,7 @@ def it_stays_inside_its_group(attempt: Attempt) -> None:
     clip_and_judge(attempt, Plan("Frozen", "SGD", steps=3, max_norm=CLIPS, in_subgroup=True))
 
 
-def one_more_element_is_sent(attempt: Attempt, plans: list[Plan]) -> None:
+def one_more_element_is_sent(attempt: Attempt, plans: Sequence[Plan]) -> None:
     for plan in plans:
         found = clip_and_judge(attempt, replace(plan, steps=2, max_norm=CLIPS))
         for rank, result in found.items():

@@ -19,6 +19,7 @@ from shared.checks.engine.compare import (
     mistakes_in_a_mean,
     nearly_equal,
     tolerance_of,
+    total_of,
 )
 from shared.checks.engine.failures import Wrong, expect
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
@@ -147,7 +148,7 @@ def judge_means(
     """
     size, own = len(found), {rank: each["steps"][number]["own"] for rank, each in found.items()}
     rows = {rank: torch.cat([flat, flat.new_zeros(-len(flat) % size)]).view(size, -1) for rank, flat in own.items()}
-    mean = sum(rows.values()) / size + before
+    mean = total_of(rows.values()) / size + before
     for index, (rank, each) in enumerate(found.items()):
         grad, expected = each["steps"][number]["mean"], mean[index]
         if grad is None or grad.shape != expected.shape:

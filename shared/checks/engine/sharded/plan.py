@@ -7,7 +7,7 @@ each phase of a step, so that values and messages are judged from the same train
 
 import contextlib
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -118,7 +118,7 @@ class Plan:
         return state
 
 
-def groups_of(module: nn.Module, plan: Plan):
+def groups_of(module: nn.Module, plan: Plan) -> Any:
     """Return the optimizer's first argument: an iterator over parameters, a list of them, or two param groups."""
     if not (plan.split or plan.late):
         return module.parameters()
@@ -229,7 +229,7 @@ class Run:
 
     def _losses(self, x, y) -> list[torch.Tensor]:
         """Compute the losses of the micro-batches. Their sum is the loss on the whole batch."""
-        batches = [(self.module, x, y)]
+        batches: list[tuple[Any, torch.Tensor, torch.Tensor]] = [(self.module, x, y)]
         if self.replicas is not None:
             batches = list(zip(self.replicas, x.split(SAMPLES_PER_RANK), y.split(SAMPLES_PER_RANK), strict=True))
         count = self.plan.micro_batches
@@ -277,6 +277,7 @@ class Run:
         }
 
     def _clip(self) -> torch.Tensor:
+        assert self.plan.max_norm is not None
         if not self.alone:
             return self.optimizer.clip_grad_norm_(self.plan.max_norm)
         return nn.utils.clip_grad_norm_(self.module.parameters(), self.plan.max_norm)

@@ -1,7 +1,8 @@
 """Train a sharded optimizer on ranks and compare it with a plain one in one process that has all the data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -138,8 +139,8 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded, judge=Non
 
 
 def trains(
-    plans: list[Plan] | Callable[[Attempt], list[Plan]],
-    *claims: Callable[[dict[int, dict], Plan], None],
+    plans: Sequence[Plan] | Callable[[Attempt], Sequence[Plan]],
+    *claims: Callable[[dict[int, dict], Any], None],  # the second argument is the plan
     probe=probe_sharded,
 ) -> Callable[[Attempt], None]:
     """Return the judge of a check: every training equals that of one process, and the claims hold for it.
