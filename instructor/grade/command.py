@@ -237,7 +237,7 @@ def _line(record: Record, how_many: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m instructor.grade", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m instructor.grade", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("submissions", type=Path, help="a folder with one folder per student, and perhaps course.toml")
     parser.add_argument("--chapter", type=int, help="such as 04; default: every lab for which there is a notebook")
     parser.add_argument("--into", type=Path, default=records.FOLDER, help="default: build/grades")
