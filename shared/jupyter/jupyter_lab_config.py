@@ -9,6 +9,8 @@ progress.write_bars()
 c = get_config()  # noqa: F821  # pyright: ignore[reportUndefinedVariable] (JupyterLab defines it)
 c.LabApp.custom_css = True
 c.ServerApp.tornado_settings = {"static_custom_path": [str(Path(__file__).with_name("custom"))]}
+# Our tools for tests bring this language server, whose messages would be dialogs in front of a notebook.
+c.LanguageServerManager.language_servers = {"basedpyright": {"argv": [], "languages": ["python"], "version": 2}}
 FOLDERS = ["benchmarks", "build", "docker", "instructor", "shared", "source", "tests", "*.egg-info"]
 FILES = ["*.toml", "*.yml", "*.cff", "constraints*.txt", "Makefile", "progress.jsonl"]
 PROGRAMS = ["bootstrap.py", "conftest.py", "update.py"]
