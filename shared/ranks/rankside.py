@@ -174,7 +174,7 @@ def join(
         device_id=torch.device(here.device) if dist.Backend.NCCL in backend else None,
     )
     if dist.Backend.NCCL in backend:
-        list_ranks(dist.distributed_c10d._get_default_group())
+        list_ranks(dist.group.WORLD)  # pyright: ignore[reportArgumentType] (it has just been formed)
     if tries_first:
         _try_a_collective()
     mismatch.watch() if detect_mismatch else mismatch.ignore()
