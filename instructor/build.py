@@ -21,7 +21,7 @@ students need not read.
 The head of a script has these keys below `course:`
 
     module     the module that the lab builds; exported cells go into it by default
-    minutes    how long the lab takes students
+    minutes    how long the lab takes students; in a lesson, [a, b] replaces the computed minutes
     draft      true while the chapter may be incomplete   (only in lab.py)
 """
 

@@ -416,5 +416,5 @@ def test_a_name_stands_where_no_waiting_is_drawn_over_it():
 )
 def test_a_span_names_the_other_rank_of_a_message(op, name):
     partner = None if op == "all_reduce" else 3
-    entry = SimpleNamespace(op=op, partner=partner, launched_s=0.0, completed_s=1.0, payload_bytes=4)
-    assert timeline._span_of(7, entry).name == name
+    entry = SimpleNamespace(op=op, partner=partner, launched_s=0.0, payload_bytes=4)
+    assert timeline._span_of(7, entry, ended_s=1.0).name == name
