@@ -1,6 +1,7 @@
 """Run a pipeline schedule on ranks that sleep in place of computing, to see its bubble on any machine."""
 
 import time
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ def sleeping_pipeline(
     schedule: Schedule,
     forward_s: float = 0.64,
     backward_s: float = 1.28,
+    slowdowns: Mapping[int, float] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> list[tuple[Action, float, float]]:
     """Run this rank's actions of a schedule: receive, sleep, send.
@@ -31,6 +33,7 @@ def sleeping_pipeline(
         schedule: The actions of each stage; see `shared.schedules`.
         forward_s: How long all forwards of a stage take together.
         backward_s: How long all its backwards take. In a schedule with "W", "B" and "W" take half of it each.
+        slowdowns: How many times as long some stages take, by their index.
 
     Returns:
         This rank's actions, each with the times when it began and ended, in seconds.
@@ -40,7 +43,7 @@ def sleeping_pipeline(
     stage, stages = dist.get_rank(group), dist.get_world_size(group)
     micro_batches, chunks = micro_batches_of(schedule), chunks_of(schedule)
     last, actions = stages * chunks - 1, schedule[stage]
-    part_s = 1 / (micro_batches * chunks)
+    part_s = (slowdowns or {}).get(stage, 1.0) / (micro_batches * chunks)
     halves = 2 if any(action.kind == "W" for action in actions) else 1
     length_s = {"F": forward_s * part_s, "B": backward_s * part_s / halves, "W": backward_s * part_s / halves}
     spans, sent = [], []
