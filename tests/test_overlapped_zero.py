@@ -24,7 +24,7 @@ from solutions import overlapped_flat
 from solutions.zero1 import ZeRO1
 from solutions.zero2 import ZeRO2
 
-pytestmark = pytest.mark.chapter("zero1", "zero2")
+pytestmark = [pytest.mark.slow, pytest.mark.chapter("zero1", "zero2")]
 
 SMALL_MB = 0.0005  # so that a few layers are in several buckets
 SAMPLES, WIDTH = 12, 8

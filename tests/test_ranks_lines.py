@@ -164,6 +164,7 @@ def cut_the_line(port: int) -> None:
             os.close(connection.fd)
 
 
+@pytest.mark.slow
 def test_ranks_are_replaced_after_one_has_cut_its_line(four_ranks):
     current = ranks.current()
     starts = current.starts

@@ -27,7 +27,10 @@ from solutions.overlapped_ddp import OverlappedDDP
 from solutions.zero1 import ZeRO1
 from solutions.zero2 import ZeRO2
 
-pytestmark = pytest.mark.chapter("manual_ddp", "gradient_bucketing", "overlap", "zero1", "zero2", "less_communication")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.chapter("manual_ddp", "gradient_bucketing", "overlap", "zero1", "zero2", "less_communication"),
+]
 
 ADAMW = {"lr": 0.05, "weight_decay": 0.1}
 

@@ -33,7 +33,10 @@ from solutions.zero1 import ZeRO1
 from solutions.zero2 import ZeRO2
 from solutions.zero3 import ZeRO3
 
-pytestmark = pytest.mark.chapter("pipeline_parallel", "tensor_parallel", "checkpoints", "3d_parallelism")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.chapter("pipeline_parallel", "tensor_parallel", "checkpoints", "3d_parallelism"),
+]
 
 # -- zero bubble: what is not a plain linear layer takes the ordinary path
 

@@ -27,7 +27,7 @@ from solutions.zero1 import ZeRO1
 from solutions.zero2 import ZeRO2
 from solutions.zero3 import ZeRO3
 
-pytestmark = pytest.mark.chapter("zero3", "fsdp")
+pytestmark = [pytest.mark.slow, pytest.mark.chapter("zero3", "fsdp")]
 
 
 def batch_of(step: int, rows: int = 8) -> torch.Tensor:
