@@ -132,7 +132,7 @@ free_ports, tries = launchers.free_ports, []
 
 def taken_ports(n):
     tries.append(n)
-    return range(first, first + n) if len(tries) in TAKEN else free_ports(n)
+    return (socket.socket(), range(first, first + n)) if len(tries) in TAKEN else free_ports(n)
 
 launchers.free_ports = taken_ports
 """

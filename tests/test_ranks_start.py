@@ -264,6 +264,28 @@ def test_a_rank_or_controller_that_dies_is_named_with_its_last_words(tmp_path, m
     server.close()
 
 
+def test_a_new_process_does_not_count_as_ended_because_an_earlier_one_had_its_number(tmp_path, monkeypatch):
+    """Ranks that start again and again meet each number again. A new rank counted as killed, and two starts failed."""
+    server = server_that("cat", tmp_path, monkeypatch)  # answers with the events that it is given
+    server.request(started=0, pid=20)
+    server.request(ended=0, pid=20, status=-signal.SIGKILL)
+    server.request(started=1, pid=20)
+    server.expect(lambda server: 1 in server.pids, "Rank 1 did not start")
+    server.check([1])
+    server.pids.clear()
+    server.close()
+
+
+def test_no_two_sets_of_ranks_choose_the_same_ports(monkeypatch):
+    """If another program took a port of a controller that was starting, its ranks waited for a minute, and failed."""
+    blocks = [700, 700, 700, 701]
+    monkeypatch.setattr(launchers.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda *_: blocks.pop(0)))
+    first_held, first = launchers.free_ports(20)
+    second_held, second = launchers.free_ports(20)
+    with first_held, second_held:
+        assert not blocks and len(first) == len(second) == 20 and not {*first} & {*second}
+
+
 @pytest.mark.parametrize("fails", ["exits", "is missing"])
 def test_a_start_without_a_fork_server_fails_at_once(tmp_path, monkeypatch, fails):
     python = tmp_path / "python"

@@ -190,6 +190,7 @@ class ForkServer:
                     self._mps = event
                 elif "started" in event:
                     self.pids[event["started"]] = event["pid"]
+                    self.ended.pop(event["pid"], None)  # of an earlier process: the system uses its numbers again
                 elif "ended" in event:
                     self.ended[event["pid"]] = event["status"]
                 self._changed.notify_all()
@@ -266,6 +267,7 @@ class ForkedRanks(_ForkedLauncher, EngineLauncher):
         for rank in range(n):  # ranks of an earlier set must not count as started
             self.fork_server.pids.pop(rank, None)
         argv = [*self.cluster_args, *self.engine_args, "--IPEngine.enable_nanny=False", "--log-level=WARN"]
+        argv.append(f"--IPEngine.timeout={START_TIMEOUT_S:g}")  # by default, a rank waits 5 s for the controller
         env = {**self.get_env(), "IPP_CONNECTION_INFO": self.environment["IPP_CONNECTION_INFO"]}
         env |= self.fork_server.rank_environment
         self.fork_server.request(do="ranks", n=n, argv=argv, env=env, log_dir=self.fork_server.run_dir)
@@ -281,17 +283,28 @@ def bound_to(fork_server: ForkServer):
     )
 
 
-def free_ports(n: int) -> range:
+def free_ports(n: int) -> tuple[socket.socket, range]:
     """Choose n consecutive free ports below the range that the system assigns by itself.
 
-    ipyparallel would choose a port, release it, and bind it a moment later. If many programs start at once, another one
-    may take the port in between, and the ranks would wait forever for a heartbeat.
+    ipyparallel would choose a port, release it, and bind it a moment later. If another program takes the port in
+    between, the ranks do not start.
+
+    Returns:
+        A socket that keeps these ports from all other sets of ranks until it is closed, and the ports.
     """
+    block = n + 1  # No two sets share one, because the socket takes its first port.
     while True:
-        first = random.SystemRandom().randrange(10_000, 32_000)  # a student's random.seed must not determine it
-        ports = range(first, first + n)
+        first = block * random.SystemRandom().randrange(10_000 // block, 32_000 // block)  # not from a student's seed
+        taken = socket.socket()
+        ports = range(first + 1, first + block)
+        try:
+            taken.bind(("127.0.0.1", first))
+        except OSError:
+            taken.close()
+            continue
         if all(_is_free(port) for port in ports):
-            return ports
+            return taken, ports
+        taken.close()
 
 
 def _is_free(port: int) -> bool:

@@ -81,6 +81,7 @@ class RankProcesses:
             raise RanksError(f"The ranks did not start, because the system did not allow it: {error}") from error
         self._run_dir = self._server.run_dir
         self._exchange = Exchange()
+        self._held = contextlib.ExitStack()  # sockets that keep the controller's ports from other sets of ranks
         try:
             self._start_cluster()
             # Imports torch, in parallel with the fork server.
@@ -107,7 +108,8 @@ class RankProcesses:
             for folder in (profile_dir, *(entry.path for entry in os.scandir(profile_dir) if entry.is_dir())):
                 os.chmod(folder, 0o755)
         controller, engines = launchers.bound_to(self._server)
-        free = launchers.free_ports(_PORTS_NEEDED)
+        held, free = launchers.free_ports(_PORTS_NEEDED)
+        self._held.enter_context(held)
         self.control_ports = (*free, self._exchange.port)
         self._cluster = ipyparallel.Cluster(
             profile_dir=profile_dir,
@@ -236,6 +238,7 @@ class RankProcesses:
                 client.close(linger=False)
         self._exchange.close()
         self._server.close()
+        self._held.close()
 
     # -- communicating with ranks
 
