@@ -8,9 +8,10 @@
     python -m tests.run --last-failed            the tests that failed the last time
 
 All phases run, even after one has failed. If at most three tests of a phase have failed, they run again at the end,
-alone: one unlucky test among thousands must not cost a whole run. The summary names those that pass then. A phase has
-no time limit, but each test has a deadline. On a busy machine, all deadlines are longer. The last line is the total, `N
-passed, N failed`. The exit code is 0 if every phase passed.
+alone: one unlucky test among thousands must not cost a whole run. A notebook counts as one test, because its other
+cells fail if the first one does. The summary names those that pass then. A phase has no time limit, but each test has a
+deadline. On a busy machine, all deadlines are longer. The last line is the total, `N passed, N failed`. The exit code
+is 0 if every phase passed.
 The implementation is in tests/runner/.
 """
 
@@ -89,9 +90,10 @@ def main(argv: list[str] | None = None) -> int:
 def run_again(result: Result, selection: Selection, record: Record) -> Result:
     """Run the failed tests of a phase again, alone, if they are few. Returns the phase's result after that."""
     failed = [test.name for test in result.tests.failed]
-    if selection.failed is not None or not 0 < len(failed) <= MOST_AGAIN:
+    counted = dict.fromkeys(name.split("::Cell")[0] for name in failed)
+    if selection.failed is not None or not 0 < len(counted) <= MOST_AGAIN:
         return result
-    print(f"\nAgain, alone: {', '.join(failed)}")
+    print(f"\nAgain, alone: {', '.join(counted)}")
     again = run(result.name, replace(selection, failed={result.name: failed}, alone=True), record)
     return settle(result, again, BUILDERS[result.name](selection))
 

@@ -529,7 +529,8 @@ def toy_run(tmp_path, monkeypatch, no_time_scale):
         def fake_phase(phase, root, usual_s):
             fails = phase.name in broken or (phase.name in shaky and phase.name not in ran)
             ran.append(phase.name)
-            outcomes = {f"{phase.name}_test{n}": "failed" if fails else "passed" for n in range(failures)}
+            test = "a.ipynb::Cell " if phase.name == "notebooks" else f"{phase.name}_test"
+            outcomes = {f"{test}{n}": "failed" if fails else "passed" for n in range(failures)}
             problem = f"{failures} of {failures} tests failed" if fails else None
             return Result(phase.name, 0, problem, results_of(**outcomes))
 
@@ -553,6 +554,7 @@ def test_a_test_that_fails_only_once_is_named_and_costs_nothing(toy_run, capsys)
     assert toy_run("--last-failed") == (0, [])
     assert toy_run("unit", shaky=("unit",), failures=4) == (1, ["unit"]), "four failures are no accident"
     assert toy_run("--last-failed", broken=("unit",)) == (1, ["unit"]), "a second time is enough"
+    assert toy_run("notebooks", shaky=("notebooks",), failures=4) == (0, ["notebooks"] * 2), "cells of one notebook"
 
 
 def test_a_failed_test_runs_again_with_one_worker():
