@@ -1,6 +1,6 @@
 """Report how good the checks are: `make mutants`, or `python -m tests.mutation_report [02_manual_ddp …]`.
 
-Runs tests/test_mutants.py. For each chapter, prints how many mutants each check caught, how many variants passed, and
+Runs test_mutants.py. For each chapter, prints how many mutants each check caught, how many variants passed, and
 how long that took. Exits with 1 unless every mutant was caught and every variant passed. `make test ALL=1` prints the
 table too.
 """
@@ -11,7 +11,7 @@ import sys
 from tests import mutation_results
 from tests.runner import calibration
 from tests.runner.execution import run_phase
-from tests.runner.phases import ROOT, Phase, pytest_command
+from tests.runner.phases import MUTANTS, ROOT, Phase, pytest_command
 from tests.runner.record import Record
 
 
@@ -25,7 +25,7 @@ def main() -> int:
     calibration.calibrate()
     workers = calibration.workers(calibration.cores() + 1)
     names = " or ".join(f"{name}-" for name in wanted) or "mutant or right"
-    command = pytest_command("tests/test_mutants.py", "-n", str(workers), "-k", names)
+    command = pytest_command(MUTANTS, "-n", str(workers), "-k", names)
     phase = Phase("mutants", (command,), is_pytest=True, workers=workers, mutants_of=tuple(wanted or known))
     result = run_phase(phase, ROOT, Record.load().seconds)
     problem = [result.problem] if result.problem else []

@@ -8,7 +8,7 @@ Both return a list of Collectives, so that they can be compared. A collective is
 is the size of the full buffer, and *sent* is what one rank has to send for it under the ring algorithm.
 
 A JAX program runs in the notebook's kernel, which never forks: ranks are children of the fork server, which is started
-as a new program. So JAX's threads and the ranks do not affect each other (`tests/test_spmd.py`).
+as a new program. So JAX's threads and the ranks do not affect each other (`tests/shared/test_spmd.py`).
 """
 
 from collections import Counter

@@ -171,7 +171,7 @@ def traces(machine: Machine) -> Iterator[Part]:
 def gpu_tests(machine: Machine) -> Iterator[Part]:
     """Run the tests marked gpu, one file at a time."""
     marked = re.compile(r"^(?:@|pytestmark = .*)pytest\.mark\.gpu\b", re.MULTILINE)
-    found = [path for path in sorted((ROOT / "tests").glob("test_*.py")) if marked.search(path.read_text())]
+    found = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(path.read_text())]
     for path in found[:1] if machine.dry else found:
         command = pytest_command("-m", "gpu", "--timeout=300", str(path.relative_to(ROOT)))
         yield Part("tests", path.stem, command, reads="pytest", packages=TESTS, turn=0 if "gpu" in path.stem else 1)

@@ -18,6 +18,8 @@ LINT = (
     (*PYTHON, "basedpyright", "--project", "pyproject.toml"),
 )
 
+MUTANTS = "tests/shared/checks/test_mutants.py"
+
 # Deadlines on an idle machine. They are several times as long as the longest test and cell take there, because other
 # programs may start after the time scale was measured.
 TEST_S = 300.0
@@ -83,7 +85,7 @@ def unit(selection: Selection) -> Phase:
     elif selection.exhaustive:
         mutants_of = tuple(mutation_results.chapter_names())
     if selection.chapter or selection.exhaustive:  # The notebooks of our solutions run.
-        command += ("--deselect", "tests/test_mutants.py::test_our_own_solution_passes")
+        command += ("--deselect", f"{MUTANTS}::test_our_own_solution_passes")
     if only:
         mutants_of = ()  # a few tests say nothing about all mutants
     return Phase("unit", (command,), is_pytest=True, workers=workers, mutants_of=mutants_of, only=only)
