@@ -145,7 +145,7 @@ def judge_warm_up(asked: Asked, schedule: list[list[Action]], wanted: Callable[[
 def forwards_and_backwards_alternate(attempt: Attempt) -> None:
     number = attempt.random.randint
     drawn = [(number(2, 12), number(0, 12)) for _ in range(6)]
-    for micro_batches, warm_up in [(4, 2), (4, 0), (3, 3), (2, 5), (1, 0), *drawn]:
+    for micro_batches, warm_up in [(4, 2), (4, 0), (3, 3), (2, 5), (3, 4), (1, 0), *drawn]:
         context = f"{micro_batches} forwards, warm_up={warm_up}"
         found = attempt.run(probe_alternate, micro_batches, warm_up, context=context)[0]
         first = min(warm_up, micro_batches)
