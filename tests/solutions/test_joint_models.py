@@ -15,10 +15,10 @@ from torch import nn
 from shared import ranks
 from shared.models import GPTConfig, RotaryGPT, TinyGPT, with_experts
 from solutions.context_parallel import ContextParallelGPT
+from solutions.course_strategies import ExpertParallelModel, loss_of_tokens
 from solutions.expert_parallel import MoE
 from solutions.manual_ddp import ManualDDP
 from solutions.overlapped_ddp import OverlappedDDP
-from solutions.strategies import ExpertParallelModel, loss_of_tokens
 from solutions.tensor_parallel import parallelize
 from solutions.zero1 import ZeRO1
 from solutions.zero2 import ZeRO2

@@ -20,8 +20,10 @@ from shared import ranks
 from shared.data.tasks import Task, gpt, mlp, rotary_gpt
 from shared.formulas import all_reduce_sent_bytes, ring_fraction
 from shared.models import GPTConfig
+from solutions.course_strategies import moe
 from solutions.strategies import STRATEGIES
-from solutions.train import SCHEDULES, Settings, Summary, main, moe, train
+from solutions.train import Settings, Summary, main, train
+from solutions.training_settings import SCHEDULES
 from solutions.zero3 import ZeRO3
 
 pytestmark = pytest.mark.slow
