@@ -283,7 +283,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.func import functional_call
 
-from shared.models import Attention, GatedMLP, GroupedAttention, TinyGPT
+from shared.models import Attention, GatedMLP, TinyGPT
 from shared.sharded.layers import (
     as_parameter,
     as_shard,
@@ -657,7 +657,25 @@ check.ParallelGatedMLP()
 # </details>
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="grouped_attention"
+# %%ranks
+"""Grouped-query attention, split over the ranks, which may be more than its heads of keys and values.
+
+Shape legend: B batch, T tokens, D model width, H heads, t ranks of the group.
+"""
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from shared.models import GroupedAttention
+from shared.sharded.layers import as_shard, expect_own_shards
+
+
+# %% tags=["export"] module="grouped_attention"
 # %%ranks
 def sharing_group(kv_heads: int, group: ProcessGroup | None) -> ProcessGroup:
     """Return the group of the ranks that keep the same kv heads as this rank."""
@@ -667,7 +685,7 @@ def sharing_group(kv_heads: int, group: ProcessGroup | None) -> ProcessGroup:
     return dist.new_group(members, use_local_synchronization=True)
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="grouped_attention"
 # %%ranks
 class ParallelGroupedAttention(nn.Module):
     """Grouped-query attention of which each rank computes an equal part of the query heads.
@@ -709,7 +727,7 @@ class ParallelGroupedAttention(nn.Module):
         return self.project(mixed.transpose(1, 2).flatten(-2))  # (B, T, D)
 
 
-# %% tags=["exercise", "export"] grade_id="parallel-grouped-attention"
+# %% tags=["exercise", "export"] grade_id="parallel-grouped-attention" module="grouped_attention"
 # %%ranks
 class ParallelGroupedAttention(ParallelGroupedAttention):
     @classmethod

@@ -5,8 +5,8 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.sharded.layers import expect_in_vocabulary, expect_plain, expect_plain_embedding, like
+from solutions import grouped_attention, vocabulary
 from solutions import tensor_parallel as right
-from solutions import vocabulary
 from solutions.tensor_operators import all_gather, check_divisible, concatenate_shards, reduce_scatter
 
 
@@ -117,7 +117,7 @@ class ParallelGatedMLP(right.ParallelGatedMLP):
         return cls(gate_up, RowParallelLinear.from_linear(mlp.down, group, leave))
 
 
-class ParallelGroupedAttention(right.ParallelGroupedAttention):
+class ParallelGroupedAttention(grouped_attention.ParallelGroupedAttention):
     @classmethod
     def from_attention(cls, attention, group=None, enter=copy_to_ranks, leave=sum_over_ranks):
         size, rank, kv_heads = dist.get_world_size(group), dist.get_rank(group), attention.kv_heads

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.func import functional_call
 
 from shared.models import TinyGPT
-from solutions.tensor_parallel import sharing_group
+from solutions.grouped_attention import sharing_group
 
 ROWS, COLUMNS, TOKENS = Shard(0), Shard(1), Shard(-2)
 

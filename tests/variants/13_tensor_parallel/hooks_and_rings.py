@@ -7,7 +7,8 @@ from torch import nn
 
 from shared.models import TinyGPT
 from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from solutions.tensor_parallel import ParallelGPT, sharing_group
+from solutions.grouped_attention import sharing_group
+from solutions.tensor_parallel import ParallelGPT
 
 
 def ringed(tensor, group):
