@@ -69,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     os.chdir(ROOT)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # It would let each of hundreds of processes compile the course.
     record = Record.load()
     if options.last_failed:
         names = [name for name in names if name in record.failed]
