@@ -30,7 +30,7 @@ _QUIET_S, _QUIET_BYTES, _MOST_READS = 0.003, 2_000, 20
 _REQUEST, _DUMP, _ERROR, _DONE = 20, 0x301, 2, 3
 _INFO, _SOCKET_BYTES, _SENT_AT, _TCP_INFO_BYTES = 2, 72, 200, 216
 _SENT_BYTES, _SENT_PACKETS = 8, 9  # columns of /proc/net/dev
-_ENDED = 6  # the state TIME_WAIT
+_TIME_WAIT, _FIN_WAIT_2 = 6, 5  # states of a connection whose end was closed; in the second, the other end is open
 _MESSAGE_AT, _STATE_AT, _ENDS_AT, _USER_AT = 16, 1, 4, 64  # offsets: the last three are from the message's start
 _LENGTH_AND_KIND, _ENDS = struct.Struct("=IH"), struct.Struct(">HH")  # The ports are in network byte order.
 
@@ -268,10 +268,13 @@ def _note(answers: bytes, found: dict[tuple[int, int], Sent], ended: set[tuple[i
             (number,) = struct.unpack_from("=i", answers, socket_at)
             raise OSError(f"the system does not list connections: error {number}")
         ends = _ENDS.unpack_from(answers, socket_at + _ENDS_AT)
-        if answers[socket_at + _STATE_AT] == _ENDED:  # There may be hundreds of these.
-            ended.add(ends)
-        elif ends[1] and (sent := _sent(answers, socket_at, at + length)):
+        state = answers[socket_at + _STATE_AT]
+        # There may be hundreds in TIME_WAIT.
+        sent = None if state == _TIME_WAIT else _sent(answers, socket_at, at + length)
+        if ends[1] and sent:
             found[ends] = sent
+        elif state in (_TIME_WAIT, _FIN_WAIT_2):
+            ended.add(ends)
         at += length + 3 & ~3
     return False
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import pytest
 
 from instructor.grade import cgroup, course, grading, network_meter
 from instructor.grade.limits import Limits
+from shared.deadlines import scaled
 from tests.handed_in import CHAPTERS, hand_in, left_over, need_sandbox, writes
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("users_of_our_own")]
@@ -287,6 +289,22 @@ def test_the_measurement_is_exact():
                 left -= len(other.recv(left))
             sent = network_meter.read().by_end[ends]
     assert sent.all_bytes - sent.again_bytes - before == 123_456
+
+
+def test_a_connection_that_closes_slowly_counts_as_ended_from_the_beginning():
+    """One end was closed before a measurement, the other one during it: an honest exercise was void, once."""
+    if not network_meter.available():
+        pytest.skip("this system does not count the bytes of connections")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one, (other, _) = socket.create_connection(server.getsockname()), server.accept()
+        ends = one.getsockname()[1], other.getsockname()[1]
+        assert ends not in network_meter.read().ended
+        for end in (one, other):
+            end.close()
+            deadline = time.monotonic() + scaled(10)
+            while ends not in network_meter.read().ended and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert ends in network_meter.read().ended
 
 
 def test_only_bytes_between_ranks_count_and_only_once():
