@@ -350,13 +350,14 @@ def test_a_kernel_that_dies_while_it_starts_is_started_again(deaths, starts):
 
 
 def test_workers_follow_cores_and_memory(monkeypatch):
-    def workers_with(cores: int, free_gb: float) -> list[int]:
+    def workers_with(cores: int, free_gb: float, **selected: bool) -> list[int]:
         monkeypatch.setattr(calibration, "cores", lambda: cores)
         memory = psutil.virtual_memory()._replace(available=int(free_gb * 1e9))
         monkeypatch.setattr(calibration.psutil, "virtual_memory", lambda: memory)
-        return [builder(Selection()).workers for builder in (phases.unit, phases.notebooks)]
+        return [builder(Selection(**selected)).workers for builder in (phases.unit, phases.notebooks)]
 
     assert workers_with(cores=2, free_gb=16) == [3, 3]
+    assert workers_with(cores=2, free_gb=16, exhaustive=True) == [4, 3], "mutants that hang leave the cores to others"
     assert workers_with(cores=16, free_gb=64) == [17, 17]
     assert workers_with(cores=16, free_gb=8.5) == [4, 4]
     assert workers_with(cores=1, free_gb=1) == [1, 1]

@@ -75,8 +75,9 @@ def lint(selection: Selection) -> Phase:
 
 def unit(selection: Selection) -> Phase:
     only = tuple(selection.failed["unit"]) if selection.failed else ()
-    # A third of the time, two workers leave two cores idle.
-    workers = 1 if selection.alone else calibration.workers(calibration.cores() + 1)
+    # A third of the time, two workers leave two cores idle. With all mutants, which often hang, three do.
+    more = 2 if selection.exhaustive else 1
+    workers = 1 if selection.alone else calibration.workers(calibration.cores() + more)
     command = pytest_command(*(files_of(only) or ["tests"]), "-n", str(workers), *BY_FILE, "-m", marks(selection))
     mutants_of: tuple[str, ...] = ()
     if selection.chapter:
