@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from shared.ranks import forkserver, launchers
+from shared.ranks import fork_client, forkserver
 
 _LOOKS_EVERY_S = 0.01
 _MOST_DESCRIPTORS = 4096
@@ -51,7 +51,7 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class ForkServer(launchers.ForkServer):
+class ForkServer(fork_client.ForkServer):
     """A fork server that is a fork of this process. Create it while this process has only one thread."""
 
     def _start(self, environment: dict[str, str], log: BinaryIO) -> Forked:

@@ -45,25 +45,19 @@ _NETLINK, _ROUTES = 16, 0  # no process may send messages to another one over it
 _LOCKS = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE
 
 
-def enter(name: int | str, settings: dict) -> None:
-    """Isolate this process, which is about to become the controller or a rank.
+def enter(rank: int, settings: dict) -> None:
+    """Isolate this process, which is about to become a rank.
 
     Args:
-        name: "controller", or the number of the rank.
-        settings: `users` holds the user ids of the controller and of each rank, or is None if the fork server is not
+        settings: `users` holds the user ids of the judge and of each rank, or is None if the fork server is not
             root. `files` and `all_bytes` limit the number and the total size of the files that each rank may create.
             `run_dir` is the folder for these files.
     """
     users = settings["users"]
-    if name == "controller":
-        if users:
-            _become(users[0])
-        return
     os.closerange(3, _MOST_DESCRIPTORS)  # The fork server's pipes would connect all ranks.
     if users:
         os.fchown(1, users[0], users[0])  # its log, which other ranks could read otherwise
         os.fchmod(1, 0o600)
-        rank = int(name)
         _take_room(rank, settings)
         _become(users[1 + rank])
         _end_earlier_processes()

@@ -133,8 +133,6 @@ class Judge:
         Raises:
             RuntimeError: if the ranks cannot load the judge's own file.
         """
-        if self.meter is not None:
-            self.meter.note_control()
         if why := self._try([])[1]:
             raise RuntimeError(f"the ranks cannot load an empty file: {why}")
 

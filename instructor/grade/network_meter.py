@@ -10,7 +10,6 @@ import os
 import socket
 import struct
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -96,14 +95,13 @@ class Meter:
     """Measures from outside how many bytes ranks send to each other.
 
     Args:
-        ranks: Returns the set of ranks, which knows the ports of its control traffic and its store.
+        ranks: Returns the set of ranks, which knows the ports to which it connects and of its store.
         announced_ports: Returns the ports that the ranks' process groups announced, and those from which gates pass
             ranks' requests on to the store. Returns None if these ports are unknown.
     """
 
     def __init__(self, ranks, announced_ports=lambda: None):
         self._ranks, self._announced_ports = ranks, announced_ports
-        self._most_controlling: int | None = None  # the most control connections that a rank had at first
         self.found_others = False  # whether the ranks ever had connections that belong to no process group
         self._ended: tuple[int, Carried] | None = None  # the generation and the counters when a measurement ended
         self.begin()
@@ -115,16 +113,6 @@ class Meter:
         is_continued = self._ended and self._ended[0] == self._ranks().generation
         self._began = self._ended[1] if self._ended and is_continued else read()
         self._ended = None
-
-    def note_control(self) -> None:
-        """Note how many connections to the control ports a rank has, before a student's code could add any."""
-        self._most_controlling = max(self._controlling(read()).values(), default=0)
-
-    def _controlling(self, now: Carried) -> Counter:
-        """Return how many connections to the control ports each user has, except this process's."""
-        control, own = {*self._ranks().control_ports}, os.getuid()
-        users = [sent.user for (_, other), sent in now.by_end.items() if other in control]
-        return Counter(user for user in users if user != own)
 
     def contradicts(self, reports: Sequence[Report], steps: int = 0) -> str:
         """Return what is wrong if the network has carried less or more between the ranks than they report, or "".
@@ -172,26 +160,17 @@ class Meter:
         if announced is None:
             return []
         ranks = self._ranks()
-        control, known = {*ranks.control_ports}, {ranks.store_ports[-1], *announced}
+        known = {ranks.store_ports[-1], *announced}
         users = {ends: sent.user for ends, sent in now.by_end.items()}
         # A rank may connect to itself, as IPython does. Both ends of a connection to the store's own port belong to the
         # judge, because ranks are given another port.
         between = {
             ends
             for ends, user in users.items()
-            if users.get(_from_there(ends)) != user and not now.is_ours(ends, control)
+            if users.get(_from_there(ends)) != user and not now.is_ours(ends, {ranks.control_port})
         }
         before = self._began.ended | self._began.by_end.keys()
-        found = [ends for ends in between | (now.ended - before) if known.isdisjoint(ends)]
-        return found + self._too_many_controlling(now)
-
-    def _too_many_controlling(self, now: Carried) -> list[tuple[int, int]]:
-        """Return the connections to the control ports, for each rank that has more of them than at its start."""
-        if self._most_controlling is None:
-            return []
-        counts, control = self._controlling(now), self._ranks().control_ports
-        many = {user for user, count in counts.items() if count > self._most_controlling}
-        return [ends for ends, sent in now.by_end.items() if sent.user in many and ends[1] in control]
+        return [ends for ends in between | (now.ended - before) if known.isdisjoint(ends)]
 
     def _now(self) -> Carried:
         _settle()
@@ -201,7 +180,7 @@ class Meter:
 
     def _between(self, now: Carried) -> int:
         ranks = self._ranks()
-        return now.between_others(self._began, {*ranks.control_ports, *ranks.store_ports})
+        return now.between_others(self._began, {ranks.control_port, *ranks.store_ports})
 
 
 def available() -> bool:

@@ -16,7 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {  # package → the module to import
     "torch": "torch",
-    "ipyparallel": "ipyparallel",
     "ipywidgets": "ipywidgets",
     "jax": "jax",
     "jinja2": "jinja2",

@@ -6,10 +6,10 @@
     ranks.pull("loss")               # returns a variable's value on every rank, in rank order
     ranks.stop()
 
-A rank is an ipyparallel engine: a process that keeps its variables from cell to cell. The notebook's kernel sends cells
-to each rank over a separate connection (lines.py), and hosts the TCPStore through which the ranks form a process group.
-Every wait has a deadline. When a cell fails, hangs or is interrupted, the doctor explains why, the ranks form a new
-process group, and the next cell works.
+A rank is a process that keeps its variables from cell to cell. The fork server starts it (forkserver.py), and the
+notebook's kernel sends cells to it over a connection of its own (lines.py). The kernel hosts the TCPStore through which
+the ranks form a process group. Every wait has a deadline. When a cell fails, hangs or is interrupted, the doctor
+explains why, the ranks form a new process group, and the next cell works.
 """
 
 import contextlib
@@ -54,8 +54,8 @@ def start(
             the ranks.
         RanksError: If the ranks do not start.
     """
-    folders.check_installed("torch", "ipyparallel", "jinja2")
-    # Imported here because ranks and the fork server import this package without IPython and ipyparallel.
+    folders.check_installed("torch", "IPython", "jinja2")
+    # Imported here because ranks and the fork server import this package without IPython.
     from shared.ranks import magic
     from shared.ranks.rankset import RankSet
 

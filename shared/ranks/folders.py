@@ -15,7 +15,7 @@ from pathlib import Path
 from shared.ranks.errors import RanksError
 
 COURSE_ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("torch", "numpy", "sympy", "psutil", "IPython", "ipykernel", "ipyparallel", "zmq", "tornado", "traitlets")
+_PACKAGES = ("torch", "numpy", "sympy", "psutil", "IPython", "ipykernel", "zmq", "tornado", "traitlets")
 _PREFIX = "ranks-"
 _IN_USE = "in-use"  # A file that all processes of the set hold a lock on, so that nobody takes its folder for stale.
 
@@ -31,7 +31,7 @@ def python_path() -> str:
     """Return a PYTHONPATH with which ranks find `shared` and `solutions` from any directory.
 
     The current folder is left out, because a student may keep a random.py there. Ranks find its other files, because
-    ipyparallel begins their path with the folder that they are in.
+    they search it last (see rankside.initialize_rank).
     """
     inherited = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     here = current()

@@ -1,4 +1,4 @@
-"""The fork server: a process that imports torch once, then forks every rank (and ipyparallel's controller).
+"""The fork server: a process that imports torch once, then forks every rank.
 
 Importing torch takes about a second of CPU time, so four ranks that each import it take two seconds on two cores. Here
 it is imported once, and forked ranks already have it in memory.
@@ -6,11 +6,9 @@ it is imported once, and forked ranks already have it in memory.
 The notebook's kernel starts this process with a pipe on stdin. Requests arrive as lines of JSON on stdin, and events
 are written as lines of JSON to the pipe that was stdout. Whatever else this process prints goes to its log:
 
-    → {"do": "controller", "argv": [...], "env": {}, "log": path}         ← {"started": "controller", "pid": 12}
     → {"do": "hosts", "n": 4, "bits_per_s": 1e9, "ranks_per_host": 1}     ← {"hosts": 4} or {"no_hosts": "why"}
-    → {"do": "ranks", "n": 4, "argv": [...], "env": {}, "log_dir": path}
-                                                               ← {"started": 0, "pid": 13} ...
-                                                               ← {"ended": 0, "pid": 13, "status": -9}
+    → {"do": "ranks", "invitations": [[port, token], ...], "env": {}}     ← {"started": 0, "pid": 13} ...
+                                                                          ← {"ended": 0, "pid": 13, "status": -9}
     → {"do": "mps", "folder": path}                                       ← {"mps": 14} or {"no_mps": "why"}
     → {"do": "signal", "pid": 13, "number": 2, "group": false}
 
@@ -37,9 +35,9 @@ from shared import hosts
 from shared.ranks import mps
 
 FOLDER = "RANKS_FOLDER"  # an environment variable: the notebook's folder, to which ranks change once they have started
-ISOLATION = "RANKS_ISOLATION"  # an environment variable: how ranks are separated from each other; see launchers.py
+ISOLATION = "RANKS_ISOLATION"  # an environment variable: how ranks are separated from each other; see fork_client.py
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-_children: dict[int, object] = {}  # pid → rank, or "controller"
+_children: dict[int, int] = {}  # pid → rank
 _mps: list[mps.Mps] = []  # the daemon that lets ranks use a GPU at the same time; empty without one
 _events = 1  # the file descriptor to which events are written
 _hosts: list[int] = []  # open files that keep the ranks' hosts alive; empty if ranks share the machine's network
@@ -51,12 +49,16 @@ def _send(**event) -> None:
         os.write(_events, json.dumps(event).encode() + b"\n")
 
 
-def _fork(name, log_path: str, env: dict, body) -> None:
-    """Fork one child that runs body() in its own session, with its output in a file and without access to our pipes."""
+def _fork(rank: int, invitation: tuple[int, str], log_path: str, env: dict[str, str]) -> None:
+    """Fork a rank, in a session of its own, with its output in a file and without access to our pipes.
+
+    Args:
+        invitation: The port and the token with which the rank connects to the kernel.
+    """
     pid = os.fork()
     if pid:
-        _children[pid] = name
-        _send(started=name, pid=pid)
+        _children[pid] = rank
+        _send(started=rank, pid=pid)
         return
     status = 1
     try:
@@ -72,9 +74,12 @@ def _fork(name, log_path: str, env: dict, body) -> None:
         os.close(_events)
         if ISOLATION in os.environ:
             settings = json.loads(os.environ[ISOLATION])
-            importlib.import_module(settings["module"]).enter(name, settings)
+            importlib.import_module(settings["module"]).enter(rank, settings)
         random.seed()  # a fork copies the random generator's state, and ranks must not draw the same numbers
-        body()
+        from shared.ranks import lines  # It has been imported (see _preload).
+
+        port, token = invitation
+        lines.answer_calls(port, bytes.fromhex(token))
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
@@ -91,43 +96,26 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _run_controller(argv: list[str]) -> None:
-    from ipyparallel.controller.app import IPController
+def _preload(run_dir: str) -> None:
+    """Import what every rank needs, and start its shell.
 
-    os.register_at_fork(after_in_child=_die_with_parent)  # It starts a process of its own.
-    IPController.launch_instance(argv)
-
-
-def _run_rank(argv: list[str]) -> None:
-    from ipyparallel.engine.app import IPEngine
-
-    # The stream of `ipykernel` would replace descriptors 1 and 2 by a pipe, and nobody would read from it.
-    IPEngine.launch_instance([*argv, "--IPEngine.out_stream_factory=shared.ranks.output.Stream"])
-
-
-def _preload() -> None:
-    """Import what every rank needs, without initializing CUDA: a forked process cannot use its parent's CUDA.
-
-    The garbage collector is off during the imports. They allocate a million objects and free few, so collecting would
-    take a fifth of the time. Afterwards, gc.freeze() excludes the loaded objects from collection, so that ranks keep
-    sharing their memory.
+    CUDA is not initialized, because a forked process cannot use its parent's. The garbage collector is off during the
+    imports. They allocate a million objects and free few, so collecting would take a fifth of the time. Afterwards,
+    gc.freeze() excludes the loaded objects from collection, so that ranks keep sharing their memory.
     """
     gc.disable()
-    import ipyparallel.engine.app  # noqa: F401
     import torch._dynamo
     import torch.distributed  # noqa: F401
 
-    import shared.ranks.rankside  # noqa: F401
+    from shared.ranks import interactive, rankside  # noqa: F401
 
+    interactive.start_shell(os.path.join(run_dir, "profile"))
     gc.freeze()
     gc.enable()
 
 
-def _handle(request: dict) -> None:
-    if request["do"] == "controller":
-        _fork("controller", request["log"], request["env"], lambda: _run_controller(request["argv"]))
-        _preload()  # in parallel with the start of the controller
-    elif request["do"] == "hosts":
+def _handle(request: dict, run_dir: str) -> None:
+    if request["do"] == "hosts":
         try:
             _hosts.extend(hosts.build(request["n"], request["bits_per_s"]))
             os.environ[hosts.HOST_BITS_PER_S] = str(request["bits_per_s"])  # ranks inherit these
@@ -142,12 +130,11 @@ def _handle(request: dict) -> None:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if request["group"] else os.kill)(request["pid"], request["number"])
     elif request["do"] == "ranks":
-        for rank in range(request["n"]):
-            env = {**request["env"], "RANKS_RANK": str(rank)}
+        for rank, invitation in enumerate(request["invitations"]):
+            host = {}
             if _hosts:
-                env[hosts.HOST_FILE] = str(_hosts[rank // int(os.environ[hosts.RANKS_PER_HOST])])
-            log = os.path.join(request["log_dir"], f"rank-{rank}.log")
-            _fork(rank, log, env, lambda: _run_rank(request["argv"]))
+                host = {hosts.HOST_FILE: str(_hosts[rank // int(os.environ[hosts.RANKS_PER_HOST])])}
+            _fork(rank, invitation, os.path.join(run_dir, f"rank-{rank}.log"), request["env"] | host)
 
 
 def _start_mps(folder: Path) -> None:
@@ -192,7 +179,7 @@ def _keep_events_apart() -> None:
     """Keep the pipe for events, and send everything that is printed to the log.
 
     A site's own code may already have printed something while Python was starting. Python's buffer still has some of
-    it, and goes to the log as well. The kernel ignores what has reached the pipe (see `_event_in` in launchers.py).
+    it, and goes to the log as well. The kernel ignores what has reached the pipe (see `_event_in` in fork_client.py).
     """
     global _events
     _events = os.dup(1)
@@ -217,6 +204,7 @@ def main(run_dir: str) -> None:
     selector.register(wake_read, selectors.EVENT_READ)
     pending = b""
     try:
+        _preload(run_dir)
         while True:
             for key, _ in selector.select():
                 if key.fd == wake_read:
@@ -228,7 +216,7 @@ def main(run_dir: str) -> None:
                     return
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
-                    _handle(json.loads(line))
+                    _handle(json.loads(line), run_dir)
                     _reap()
     finally:
         for pid in _children:

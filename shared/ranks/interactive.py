@@ -1,13 +1,21 @@
-"""What a cell does interactively: `await` works on a rank, and what needs a keyboard says what to do instead."""
+"""The shell in which a rank runs cells. `await` works there, and what needs a keyboard says what to do instead."""
 
 import asyncio
 import builtins
+import contextlib
 import functools
 import getpass
 import pdb
 import sys
 import types
 from collections.abc import Coroutine
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.profiledir import ProfileDir
+from traitlets.config import Config
+
+from shared.ranks.continued import ContinueClasses
 
 _NO_DEBUGGER = (
     "A debugger cannot stop a rank, because nobody can type there. Print what you want to see, or run the code in an "
@@ -24,22 +32,16 @@ _cell: asyncio.Task | None = None  # the latest cell that awaited something
 def run_to_its_end(coroutine: Coroutine):
     """Return the result of a cell that awaits something at its top level.
 
-    The process's own event loop is running, because it has called this cell. Another loop can run only while asyncio
-    does not know about it. It is the same loop for all cells, because a later cell may await what an earlier one made.
+    All cells use the same event loop, because a later cell may await what an earlier one made.
     """
     global _cell
-    outer = asyncio.get_running_loop()
-    asyncio._set_running_loop(None)
+    _cell = _loop().create_task(coroutine)
     try:
-        _cell = _loop().create_task(coroutine)
         return _loop().run_until_complete(_cell)
     except KeyboardInterrupt:  # The cell must not continue while a later one awaits something.
-        if _cell is not None:
-            _cell.cancel()
-            _loop().run_until_complete(asyncio.wait([_cell], timeout=_CANCELLED_WITHIN_S))
+        _cell.cancel()
+        _loop().run_until_complete(asyncio.wait([_cell], timeout=_CANCELLED_WITHIN_S))
         raise
-    finally:
-        asyncio._set_running_loop(outer)
 
 
 @functools.cache
@@ -56,9 +58,43 @@ def suspended_frames() -> list[types.FrameType]:
     return frames
 
 
-def prepare(shell) -> None:
-    """Let cells of this shell await, and let debuggers and questions fail instead of being skipped."""
-    shell.autoawait, shell.loop_runner = True, run_to_its_end
+class _Unseen(DisplayHook):
+    """Keeps the value of a cell's last line for the shell, and writes nothing: `rankside.run_cell` displays it."""
+
+    def write_output_prompt(self) -> None:
+        pass
+
+    def compute_format_data(self, result) -> tuple[dict, dict]:
+        return {}, {}
+
+    def finish_displayhook(self) -> None:
+        pass
+
+
+class Shell(InteractiveShell):
+    """IPython's shell, without a terminal, a kernel or a history on disk."""
+
+    def __init__(self, **options):
+        super().__init__(displayhook_class=_Unseen, config=Config(HistoryManager={"enabled": False}), **options)
+        self.ast_transformers.append(ContinueClasses())
+        self.autoawait, self.loop_runner = True, run_to_its_end
+
+    @contextlib.contextmanager
+    def _tee(self, channel: str):
+        """Do nothing. IPython 9 would keep everything that cells ever printed."""
+        yield
+
+    def enable_gui(self, gui=None) -> None:
+        """Do nothing, because no window can open here. `%matplotlib inline` calls this method, too."""
+
+
+def start_shell(folder: str) -> None:
+    """Start this process's shell. Debuggers and questions will fail there instead of being skipped.
+
+    Args:
+        folder: The folder for the shell's files.
+    """
+    Shell.instance(ipython_dir=folder, profile_dir=ProfileDir.create_profile_dir(folder))
     sys.breakpointhook = pdb.set_trace = _no_debugger
     pdb.Pdb.interaction = _no_debugger  # every other debugger in a terminal derives from this one
     builtins.input = getpass.getpass = _no_input

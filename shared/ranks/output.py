@@ -14,8 +14,6 @@ import stat
 import sys
 from typing import Any
 
-from ipykernel.iostream import OutStream
-
 OUTPUT_LIMIT_LINES = 200
 OUTPUT_LIMIT_CHARACTERS = 20_000
 _CHUNK_BYTES, _MOST_READ_BYTES = 2**16, 2**26
@@ -73,13 +71,6 @@ class Output(io.StringIO):
         omitted = len(lines) - len(shown) + max(self.omitted_lines, bool(self.omitted_characters))
         note = f"… {omitted} more line{'s' if omitted > 1 else ''} not shown\n" if omitted else ""
         return "".join(shown) + note
-
-
-class Stream(OutStream):
-    """The stream of Python's output outside cells. It leaves the file descriptors as they are."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options, watchfd=False)
 
 
 class Log:

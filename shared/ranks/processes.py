@@ -9,30 +9,20 @@ from dataclasses import dataclass, replace
 
 from shared import hosts
 from shared.deadlines import scaled
-from shared.ranks import folders, launchers, nccl
+from shared.ranks import folders, fork_client, nccl
 from shared.ranks.devices import ONE_PROCESS_PER_GPU, Placement, place, valid_behind
 from shared.ranks.diagnosis import CellState, explain
 from shared.ranks.errors import RanksError
-from shared.ranks.launchers import START_TIMEOUT_S
-from shared.ranks.lines import Exchange
+from shared.ranks.fork_client import START_TIMEOUT_S
+from shared.ranks.lines import Exchange, Line
 
 _LOOKS_EVERY_S = 0.02
 _ANSWER_TIMEOUT_S = scaled(1.0)
-_CONTROLLER_ARGS = [
-    "--HeartMonitor.period=60",  # an engine counts as registered after a heartbeat; the default period is 3 s
-    "--HeartMonitor.max_heartmonitor_misses=200",  # an engine may be alive but slow; the fork server reports deaths
-    "--IPController.location=127.0.0.1",  # by default, its own name, which every client resolves
-    "--IPController.use_threads=True",
-    "--IPController.broadcast_scheduler_depth=0",
-    "--log-level=WARN",
-]
-_CONTROLLER_TRIES = 3
-_PORTS_NEEDED = 20  # ipyparallel documents 16
 
 
-def start_fork_server(link: str | None) -> launchers.ForkServer:
+def start_fork_server(link: str | None) -> fork_client.ForkServer:
     run_dir, held = folders.create()
-    return launchers.ForkServer(run_dir, as_root=hosts.as_root() if link else (), held=held)
+    return fork_client.ForkServer(run_dir, as_root=hosts.as_root() if link else (), held=held)
 
 
 @dataclass
@@ -42,7 +32,7 @@ class Surroundings:
     A program that does not trust the code on its ranks sets `processes.surroundings` to others.
     """
 
-    start_fork_server: Callable[[str | None], launchers.ForkServer] = start_fork_server  # given the rate of the link
+    start_fork_server: Callable[[str | None], fork_client.ForkServer] = start_fork_server  # given the rate of the link
     port_for_ranks: Callable[[int], int] = int  # given the store's own port
 
 
@@ -81,11 +71,10 @@ class RankProcesses:
             raise RanksError(f"The ranks did not start, because the system did not allow it: {error}") from error
         self._run_dir = self._server.run_dir
         self._exchange = Exchange()
-        self._held = contextlib.ExitStack()  # sockets that keep the controller's ports from other sets of ranks
+        self.control_port = self._exchange.port
+        self._lines: list[Line] = []  # one for each rank, in rank order
         try:
-            self._start_cluster()
-            # Imports torch, in parallel with the fork server.
-            self.placement = self._place()
+            self.placement = self._place()  # imports torch, in parallel with the fork server
             if link:
                 self._server.make_hosts(world_size, hosts.bits_per_s(link), ranks_per_host)
             self._host_store()
@@ -98,95 +87,28 @@ class RankProcesses:
 
     # -- starting and stopping
 
-    def _start_cluster(self) -> None:
-        import ipyparallel
-        from IPython.core.profiledir import ProfileDir
-
-        profile_dir = os.path.join(self._run_dir, "profile")
-        ProfileDir.create_profile_dir(profile_dir)
-        if self._server.isolation:  # Ranks that belong to other users read it, too.
-            for folder in (profile_dir, *(entry.path for entry in os.scandir(profile_dir) if entry.is_dir())):
-                os.chmod(folder, 0o755)
-        controller, engines = launchers.bound_to(self._server)
-        held, free = launchers.free_ports(_PORTS_NEEDED)
-        self._held.enter_context(held)
-        self.control_ports = (*free, self._exchange.port)
-        self._cluster = ipyparallel.Cluster(
-            profile_dir=profile_dir,
-            controller=controller,
-            engines=engines,
-            controller_args=[*_CONTROLLER_ARGS, f"--IPController.ports={free[0]}-{free[-1]}"],
-            delay=0,
-            load_profile=False,
-            shutdown_atexit=False,  # the fork server ends everything, also at exit
-            log_level=40,
-        )
-        self._cluster.start_controller_sync()
-
     def _host_store(self) -> None:
         import torch.distributed as dist
 
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.store_ports = (self._store.port, surroundings.port_for_ranks(self._store.port))
-        self._client = None
 
     def _start_ranks(self) -> None:
         from shared.ranks import rankside
 
         self._share_gpus()
-        self._start_engines()
-        connect = None
-        if self._client is None:
-            connect = self._cluster.connect_client_sync
-            self._client = connect()
-        self._client, ids = launchers.wait_for_registration(
-            self._client, self.world_size, self._server, START_TIMEOUT_S, self._report, connect
-        )
-        answers = {engine: self._client[engine].apply_async(rankside.identify) for engine in ids}
-        engine_of = {self._answer_of(answer)["rank"]: engine for engine, answer in answers.items()}
-        self._engines = [self._client[engine_of[rank]] for rank in range(self.world_size)]
-        self.pids = [self._server.pids[rank] for rank in range(self.world_size)]
-        address = ("127.0.0.1", self.store_ports[-1])
+        ranks, self._lines = range(self.world_size), []
+        self._server.start_ranks([self._exchange.invitation(rank) for rank in ranks])
+        self.pids = [self._server.pids[rank] for rank in ranks]
+
+        def watch(connected: int) -> None:
+            self._report(connected)
+            self._server.check(ranks)
+
+        self._lines = self._exchange.lines(START_TIMEOUT_S, watch)
         self._store.set("asked", str(self._questions))
-        self._on_all(
-            lambda rank: (
-                rankside.initialize_rank,
-                rank,
-                self.placement.devices[rank],
-                address,
-                self._sizes_path(rank),
-                self._exchange.invitation(rank),
-            )
-        )
-        self._engines = self._exchange.lines(START_TIMEOUT_S)
-
-    def _answer_of(self, answer):
-        """Return a new rank's answer to the first call. Raises RuntimeError if a process ends instead."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not answer.wait(_LOOKS_EVERY_S):
-            self._server.check(range(self.world_size))
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"A rank has not answered within {START_TIMEOUT_S:g} s.")
-        return answer.get()
-
-    def _start_engines(self) -> None:
-        """Start the ranks' processes.
-
-        If the controller exited while it was starting, start another one on other ports: another program may have
-        taken one of its ports.
-
-        Raises:
-            RuntimeError: If no controller starts. The message quotes the log.
-        """
-        for tries_left in reversed(range(_CONTROLLER_TRIES)):
-            try:
-                return self._cluster.start_engines_sync(self.world_size)
-            except RuntimeError:
-                if self._server.serves or self._client is not None:
-                    raise
-                if not self._server.runs or not tries_left:
-                    raise RuntimeError(self._server.last_words()) from None
-                self._start_cluster()
+        address, devices = ("127.0.0.1", self.store_ports[-1]), self.placement.devices
+        self._on_all(lambda rank: (rankside.initialize_rank, rank, devices[rank], address, self._sizes_path(rank)))
 
     def _place(self) -> Placement:
         placement = place(self.world_size, self._backend, self.link, self._simulate)
@@ -199,7 +121,7 @@ class RankProcesses:
         try:
             start()
         except (RuntimeError, TimeoutError) as error:
-            if self.placement.fallback is None or self._client is None:  # without a client, no rank has started
+            if self.placement.fallback is None or not self._lines:  # without lines, no rank has started
                 raise
             nccl.gave_up = f"NCCL did not start on a shared GPU ({_in_a_line(error)})"
             self.placement = self.placement.fallback.because(nccl.gave_up)
@@ -223,22 +145,13 @@ class RankProcesses:
         self._start_where_possible(self._replace_ranks)
 
     def _replace_ranks(self) -> None:
-        self._cluster.stop_engines_sync()
-        deadline = time.monotonic() + START_TIMEOUT_S
-        client = self._client
-        while client is not None and client.ids and time.monotonic() < deadline:
-            for engine in client.ids:  # without nannies, the hub does not notice deaths by itself
-                client._unregister_engine({"content": {"id": engine, "uuid": client._engines[engine]}})
+        self._server.end_ranks()
         self._start_ranks()
 
     def close(self) -> None:
         """End every process of this set."""
-        if (client := getattr(self, "_client", None)) is not None:
-            with contextlib.suppress(Exception):  # the controller may be gone already
-                client.close(linger=False)
         self._exchange.close()
         self._server.close()
-        self._held.close()
 
     # -- communicating with ranks
 
@@ -248,10 +161,10 @@ class RankProcesses:
         Raises:
             RanksError: If a rank dies or takes too long.
         """
-        waiting = {rank: engine.apply_async(*request_of_rank(rank)) for rank, engine in enumerate(self._engines)}
+        waiting = {rank: line.apply_async(*request_of_rank(rank)) for rank, line in enumerate(self._lines)}
         deadline = time.monotonic() + timeout_s
         while waiting:
-            if not self._server.serves:
+            if not self._server.runs:
                 raise RanksError(self._server.last_words())
             ends = self._deaths() or time.monotonic() > deadline
             next(iter(waiting.values())).wait(_LOOKS_EVERY_S)

@@ -85,8 +85,8 @@ class RankSet(RankProcesses):
         before, self.definitions = self.definitions, Definitions()
         deadline = time.monotonic() + _DEFINE_TIMEOUT_S
         pending = [
-            engine.apply_async(rankside.define, [cell.for_rank(rank) for cell in before.cells])
-            for rank, engine in enumerate(self._engines)
+            line.apply_async(rankside.define, [cell.for_rank(rank) for cell in before.cells])
+            for rank, line in enumerate(self._lines)
             if before.cells
         ]
         try:
@@ -158,7 +158,7 @@ class RankSet(RankProcesses):
         args_of: Any = args if callable(args) else lambda rank: args
         began_at = {rank: self.log_bytes(rank) for rank in targets}
         with interrupts.held() as interrupted:
-            pending = {rank: self._engines[rank].apply_async(fn, *args_of(rank)) for rank in targets}
+            pending = {rank: self._lines[rank].apply_async(fn, *args_of(rank)) for rank in targets}
             cell = self._wait(pending, CellState(targets, {}), timeout_s, watch, interrupted)
             if pending or cell.interrupted or any(o.error for o in cell.outcomes.values()):
                 self._fail(cell, pending, timeout_s, show, began_at)
@@ -283,11 +283,11 @@ class RankSet(RankProcesses):
     @property
     def whole(self) -> bool:
         """True while every rank is alive and can run a cell."""
-        return self.alive and not self._deaths() and self._server.serves and self._exchange.works
+        return self.alive and not self._deaths() and self._server.runs and self._exchange.works
 
     def _check_served(self) -> None:
-        """Raise RanksError if the fork server or the controller has died."""
-        if not self._server.serves:
+        """Raise RanksError if the fork server has died."""
+        if not self._server.runs:
             self.alive = False
             link = f', link="{self.link}"' if self.link else ""
             raise RanksError(

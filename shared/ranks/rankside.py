@@ -25,8 +25,7 @@ from IPython.utils.capture import capture_output
 
 from shared import hosts
 from shared.deadlines import scaled
-from shared.ranks import doctor, folders, interactive, lines, nccl
-from shared.ranks.continued import ContinueClasses
+from shared.ranks import doctor, folders, nccl
 from shared.ranks.output import Output, ended, log
 from shared.ranks.pickles import CpuPickler
 from shared.wire import handles, instrumentation, mismatch, sizes
@@ -82,23 +81,13 @@ class _Here:
 here = _Here()
 
 
-def identify() -> dict:
-    """Return which rank this process is. The kernel uses it to match engines to ranks."""
-    return {"rank": int(os.environ.get("RANKS_RANK", -1)), "pid": os.getpid(), "host": os.uname().nodename}
-
-
-def initialize_rank(
-    rank: int, device: str, store_address: tuple[str, int], sizes_path: str, invitation: tuple[int, bytes]
-) -> None:
-    """Set this process up once: connect to the kernel and its store, select a device and a host, start the doctor."""
+def initialize_rank(rank: int, device: str, store_address: tuple[str, int], sizes_path: str) -> None:
+    """Set this process up once: connect to the kernel's store, select a device and a host, start the doctor."""
     here.rank, here.device = rank, device
     host, port = store_address
     here.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     warnings.filterwarnings("ignore", "To exit: use")  # IPython's comment on sys.exit; the doctor reports it instead
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch 2.14 logs advice on DTensor
-    get_ipython().ast_transformers.append(ContinueClasses())
-    get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps everything that cells ever printed
-    interactive.prepare(get_ipython())
     torch.set_num_threads(1)  # one thread per rank, so that all ranks compute at comparable speed
     if device.startswith("cuda"):
         prepare_nccl()
@@ -113,13 +102,13 @@ def initialize_rank(
     instrumentation.recorder = sizes.Recorder(sizes_path)
     handles.install()
     doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
-    lines.answer_calls(*invitation)
     use_loopback()
     hosts.enter()
     doctor.listen(doctors_store, rank)
     if folder := os.environ.pop("RANKS_FOLDER", ""):  # There is none in a sandbox.
         with contextlib.suppress(OSError):  # It may have been removed.
             os.chdir(folder)
+            sys.path.append("")
             folders.search_last()
 
 

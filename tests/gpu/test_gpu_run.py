@@ -248,7 +248,7 @@ def test_it_needs_nothing_but_python_to_say_what_is_missing(tmp_path):
     command = [sys.executable, "-S", "-m", "tests.gpu", "--dry", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr, done.stderr
-    assert re.match(r"This Python lacks .*ipyparallel.*pytest-timeout.*scikit-learn.*torch", done.stdout)
+    assert re.match(r"This Python lacks .*jinja2.*pytest-timeout.*scikit-learn.*torch", done.stdout)
     report = json.loads((tmp_path / "report.json").read_text())
     assert {part["outcome"] for part in report["parts"]} == {SKIPPED}
     assert all("this Python lacks" in part["reason"] for part in report["parts"])

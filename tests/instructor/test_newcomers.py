@@ -101,9 +101,9 @@ def test_a_notebook_opened_alone_fetches_the_course_and_runs(published, tmp_path
 
 
 def test_only_what_is_missing_is_installed_and_torch_stays(monkeypatch):
-    installed = set(colab.MODULES.values()) - {"ipyparallel", "sklearn"}
+    installed = set(colab.MODULES.values()) - {"jinja2", "sklearn"}
     monkeypatch.setattr(colab.importlib.util, "find_spec", lambda module: module if module in installed else None)
-    assert [pin.split("==")[0] for pin in colab.missing_pins()] == ["ipyparallel", "scikit-learn"]
+    assert [pin.split("==")[0] for pin in colab.missing_pins()] == ["Jinja2", "scikit-learn"]
     assert all("==" in pin for pin in colab.missing_pins())
 
 

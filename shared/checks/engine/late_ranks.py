@@ -24,7 +24,6 @@ _rehearsing = False
 def rehearsed(probe):
     """Let a probe run twice on a GPU, the first time with no rank late. The result of the first run is discarded."""
 
-    # Without functools.wraps, because ipyparallel gives a function on a rank the globals of its __module__.
     def run(*args):
         global _rehearsing
         if torch.cuda.is_initialized():

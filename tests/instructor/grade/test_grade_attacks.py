@@ -106,16 +106,6 @@ ATTACKS = {
         """,
         "but the network carried only",
     ),
-    "another client of the controller": (
-        """
-        import glob, ipyparallel
-        folder = os.path.join(os.path.dirname(os.environ["HOME"]), "profile", "security")
-        found = glob.glob(f"{folder}/*client.json")
-        kept = dist.__dict__.setdefault("kept", [])
-        kept += [ipyparallel.Client(found[0], timeout=5)] * (not kept)
-        """,
-        "",
-    ),
     "sockets of its own": (
         """
         import socket
@@ -209,7 +199,7 @@ ATTACKS = {
 
 TOGETHER = [  # which of these are in one notebook: the first in 2.3, the second in 2.5
     ("hidden calls of the backend", "calls that were never made"),
-    ("another client of the controller", "sockets of its own"),
+    ("sockets of its own",),
     ("sockets that leave no trace", "values that are sent through the store"),
     ("a flood of connections", "too many files"),
     ("detached shared memory",),
@@ -317,8 +307,8 @@ def test_only_bytes_between_ranks_count_and_only_once():
 
 
 @pytest.mark.parametrize(("owner", "counted"), [(os.getuid(), 0), (200_001, 900)])
-def test_bytes_at_a_port_of_the_controller_count_if_a_rank_has_opened_it(owner, counted):
-    """Some of these ports are reserved, but not in use. Bytes to a rank that opened one were once not counted."""
+def test_bytes_at_a_port_of_the_judge_count_if_a_rank_has_opened_it(owner, counted):
+    """Bytes to a rank that had opened such a port were once not counted."""
     ends = (7001, 5000)
     by_end = {ends: network_meter.Sent(900, 0, 200_002), ends[::-1]: network_meter.Sent(0, 0, owner)}
     assert network_meter.Carried(900, by_end).between_others(network_meter.Carried(0, {}), {5000}) == counted
@@ -344,7 +334,7 @@ def test_headers_of_many_calls_are_credible_only_in_a_long_training(monkeypatch,
     """Parallel3D made so many small calls in 38 steps that our own code lost a check."""
     carried = iter([0, 21_490_000])
     monkeypatch.setattr(network_meter, "read", lambda: network_meter.Carried(next(carried), {}))
-    meter = network_meter.Meter(lambda: SimpleNamespace(control_ports=[], store_ports=[0], generation=0))
+    meter = network_meter.Meter(lambda: SimpleNamespace(control_port=0, store_ports=[0], generation=0))
     assert meter.contradicts([(3_030_000.0, 0.0, 3_600)] * 4, steps).partition(", ")[2] == why
 
 

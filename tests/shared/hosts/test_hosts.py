@@ -407,6 +407,6 @@ def test_killed_program_leaves_no_namespace_and_no_interface(first):
         assert_gone(set(report["held"]))
         assert subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout == interfaces
     finally:
-        for left in still_running(report["found"]):  # the controller, if the fork server could not end it
+        for left in still_running(report["found"]):  # what the fork server could not end
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()

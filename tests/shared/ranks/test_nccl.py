@@ -19,7 +19,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from ipyparallel.serialize import can, uncan
 from torch import nn
 
 from shared import ranks, timeline, wire
@@ -27,7 +26,7 @@ from shared.checks.engine import late_ranks
 from shared.checks.engine.steps import Event, EventLog
 from shared.deadlines import scaled
 from shared.plots import buckets
-from shared.ranks import diagnosis, doctor, rankside
+from shared.ranks import calls, diagnosis, doctor, rankside
 from shared.wire import clock, completion, instrumentation
 from tests import fake_gpu
 
@@ -262,7 +261,7 @@ def test_a_probe_is_rehearsed_on_a_gpu_with_no_rank_late(gpu, monkeypatch):
     monkeypatch.setattr(late_ranks, "PATIENCE_S", 0.05)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     meetings.clear()
-    on_a_rank = uncan(can(meet_rank_1))  # as ipyparallel sends it
+    on_a_rank, _ = calls.unpack(calls.pack(meet_rank_1, ()))
     assert on_a_rank("what the student wrote") == "what the student wrote"
     assert meetings == [[], [1]]
 
@@ -402,14 +401,12 @@ def test_waits_never_block_the_host(monkeypatch):
         monkeypatch.setenv(name, "1")
     for name in rankside.NCCL_ENVIRONMENT:
         monkeypatch.setenv(name, "3")
-    monkeypatch.setattr(rankside, "get_ipython", mock.Mock())
     monkeypatch.setattr(dist, "TCPStore", mock.Mock())
     for module, name in (
         (rankside.instrumentation, "install"),
         (rankside.instrumentation, "recorder"),
         (rankside.sizes, "Recorder"),
         (rankside.handles, "install"),
-        (rankside.lines, "answer_calls"),
         (rankside.hosts, "enter"),
         (rankside.doctor, "listen"),
         (torch, "set_num_threads"),
@@ -419,7 +416,7 @@ def test_waits_never_block_the_host(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.update(os.environ))
     for attribute in ("rank", "device", "store"):
         monkeypatch.setattr(rankside.here, attribute, getattr(rankside.here, attribute))
-    rankside.initialize_rank(0, "cuda:0", ("127.0.0.1", 1), "/sizes", (2, b"token"))
+    rankside.initialize_rank(0, "cuda:0", ("127.0.0.1", 1), "/sizes")
     assert not {name for name in rankside.BLOCKING_WAIT if name in seen}
     assert {name: seen[name] for name in rankside.NCCL_ENVIRONMENT} == rankside.NCCL_ENVIRONMENT
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from shared import measure, ranks
 from shared.deadlines import scaled
-from shared.ranks import devices, launchers, mps, nccl, rankset, rankside
+from shared.ranks import devices, fork_client, mps, nccl, rankset, rankside
 from shared.ranks.devices import Placement
 
 pytestmark = pytest.mark.exhaustive
@@ -333,7 +333,7 @@ def test_mps_ends_with_the_fork_server(control, driver, tmp_path, killed):
     control(SERVES)
     folder = tmp_path / "run"
     folder.mkdir()
-    server = launchers.ForkServer(str(folder))
+    server = fork_client.ForkServer(str(folder))
     try:
         assert server.start_mps() == ""
         first = server._mps["mps"]
@@ -409,23 +409,23 @@ def test_mps_starts_anew_only_after_the_old_ranks_have_ended(shares, monkeypatch
     old = ranks.current().pids
     running = []
 
-    def start_mps(server: launchers.ForkServer) -> str:
+    def start_mps(server: fork_client.ForkServer) -> str:
         running.append([pid for pid in old if pid not in server.ended])
         return "there is none here"
 
-    monkeypatch.setattr(launchers.ForkServer, "start_mps", start_mps)
+    monkeypatch.setattr(fork_client.ForkServer, "start_mps", start_mps)
     ranks.current().restart()
     assert running == [[]] and "(there is none here)" in ranks.current().placement.valid
 
 
 @pytest.mark.slow
-def test_a_controller_that_does_not_start_is_not_blamed_on_nccl(shares, monkeypatch):
+def test_ranks_that_do_not_start_are_not_blamed_on_nccl(shares, monkeypatch):
     def fails(*_):
-        raise RuntimeError("there are no free ports")
+        raise RuntimeError("no more processes")
 
-    monkeypatch.setattr("shared.ranks.processes.RankProcesses._start_engines", fails)
+    monkeypatch.setattr(fork_client.ForkServer, "start_ranks", fails)
     shares()
-    with pytest.raises(ranks.RanksError, match="there are no free ports"):
+    with pytest.raises(ranks.RanksError, match="no more processes"):
         ranks.start(2)
     assert nccl.gave_up == ""
 

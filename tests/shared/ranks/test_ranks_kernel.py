@@ -266,7 +266,7 @@ def test_killed_kernel_leaves_no_process_and_no_file():
         notebook.send(HANG)
         assert poll_until(busy, CELL_TIMEOUT_S)
         processes = children_of(notebook)
-        assert len(processes) >= 7, "fork server, controller, four ranks, and rank 0's own child"
+        assert len(processes) >= 6, "fork server, four ranks, and rank 0's own child"
         kill_and_check_that_nothing_is_left(notebook, processes)
 
 
@@ -275,7 +275,7 @@ def test_kernel_killed_while_ranks_start_leaves_no_process_and_no_file():
     with open_notebook() as notebook:
         notebook.run("from shared import ranks")
         notebook.send("ranks.start(2)")
-        assert poll_until(lambda: len(children_of(notebook)) >= 2, CELL_TIMEOUT_S), "fork server and controller"
+        assert poll_until(lambda: children_of(notebook), CELL_TIMEOUT_S), "the fork server"
         # The fork server notices this only after it has imported torch, which takes seconds on a busy machine.
         kill_and_check_that_nothing_is_left(notebook, children_of(notebook))
 

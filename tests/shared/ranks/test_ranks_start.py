@@ -17,7 +17,7 @@ import pytest
 
 from shared import ranks
 from shared.deadlines import scaled
-from shared.ranks import containers, devices, folders, launchers, processes, rankside
+from shared.ranks import containers, devices, folders, fork_client, processes, rankside
 
 ROOT = Path(__file__).resolve().parents[3]
 START = f"""
@@ -72,9 +72,9 @@ def test_what_a_site_prints_while_python_starts_is_ignored(tmp_path):
 
 
 def test_only_events_are_read():
-    assert launchers._event_in(b'{"ended": 0, "pid": 13, "status": -9}\n') == {"ended": 0, "pid": 13, "status": -9}
+    assert fork_client._event_in(b'{"ended": 0, "pid": 13, "status": -9}\n') == {"ended": 0, "pid": 13, "status": -9}
     for line in (b"\n", b"Welcome\n", b"{\n", b"7\n", b"[1]\n", b"\xff\n"):
-        assert launchers._event_in(line) == {}
+        assert fork_client._event_in(line) == {}
 
 
 # -- files beside the notebook
@@ -175,7 +175,7 @@ def test_folders_of_other_users_are_kept(temporary):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the controller outlives the fork server")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, ranks outlive the fork server")
 def test_nothing_is_left_after_a_kernel_and_its_fork_server_were_killed(temporary):
     program = (
         START
@@ -206,15 +206,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 SOON_S = scaled(15.0)  # far below the deadlines after which a start gives up
 
 
-def server_that(script: str, folder: Path, monkeypatch) -> launchers.ForkServer:
+def server_that(script: str, folder: Path, monkeypatch) -> fork_client.ForkServer:
     """Return a fork server that is a shell script instead."""
 
     def start(server, environment, log):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
         return subprocess.Popen(["sh", "-c", script], **pipes, start_new_session=True)
 
-    monkeypatch.setattr(launchers.ForkServer, "_start", start)
-    return launchers.ForkServer(str(folder))
+    monkeypatch.setattr(fork_client.ForkServer, "_start", start)
+    return fork_client.ForkServer(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -248,17 +248,13 @@ def test_a_fork_server_that_only_takes_long_is_not_called_dead(tmp_path, monkeyp
     server.close(timeout_s=0.1)
 
 
-def test_a_rank_or_controller_that_dies_is_named_with_its_last_words(tmp_path, monkeypatch):
+def test_a_rank_that_dies_is_named_with_its_last_words(tmp_path, monkeypatch):
     server = server_that("cat", tmp_path, monkeypatch)
-    server.pids.update({"controller": 10, 0: 20, 1: 21})
+    server.pids.update({0: 20, 1: 21})
     server.check(range(2))
     (tmp_path / "rank-1.log").write_text("No module named 'torch'")
     server.ended[21] = 1
     with pytest.raises(RuntimeError, match=r"Rank 1 exited with status 1 while it was starting\. No module named"):
-        server.check(range(2))
-    (tmp_path / "controller.log").write_text("Address already in use")
-    server.ended[10] = -signal.SIGTERM
-    with pytest.raises(RuntimeError, match=r"connects ranks was ended by signal SIGTERM\. Address already in use"):
         server.check(range(2))
     server.pids.clear()  # so that nobody signals processes that are not ours
     server.close()
@@ -274,16 +270,6 @@ def test_a_new_process_does_not_count_as_ended_because_an_earlier_one_had_its_nu
     server.check([1])
     server.pids.clear()
     server.close()
-
-
-def test_no_two_sets_of_ranks_choose_the_same_ports(monkeypatch):
-    """If another program took a port of a controller that was starting, its ranks waited for a minute, and failed."""
-    blocks = [700, 700, 700, 701]
-    monkeypatch.setattr(launchers.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda *_: blocks.pop(0)))
-    first_held, first = launchers.free_ports(20)
-    second_held, second = launchers.free_ports(20)
-    with first_held, second_held:
-        assert not blocks and len(first) == len(second) == 20 and not {*first} & {*second}
 
 
 @pytest.mark.parametrize("fails", ["exits", "is missing"])
@@ -313,14 +299,14 @@ def test_a_process_that_is_killed_during_the_start_ends_it_at_once(monkeypatch, 
         os.kill(pid, signal.SIGKILL)
         killed_s.append(time.monotonic())
 
-    start = launchers.ForkServer._start
+    start = fork_client.ForkServer._start
 
     def start_and_kill(server, environment, log):
         server._process = start(server, environment, log)
         threading.Thread(target=kill, args=[server], daemon=True).start()
         return server._process
 
-    monkeypatch.setattr(launchers.ForkServer, "_start", start_and_kill)
+    monkeypatch.setattr(fork_client.ForkServer, "_start", start_and_kill)
     with pytest.raises(ranks.RanksError, match=r"(Rank 1|starts ranks) was killed \(SIGKILL\)"):
         ranks.start(2)
     assert time.monotonic() - killed_s[0] < SOON_S
@@ -426,8 +412,8 @@ def test_a_gpu_for_one_process_is_explained():
         def get(self, timeout):
             raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCUDA kernel errors")
 
-    engine = SimpleNamespace(apply_async=lambda *_: Busy())
-    waiting = SimpleNamespace(_engines=[engine], _deaths=dict, _server=SimpleNamespace(serves=True))
+    line = SimpleNamespace(apply_async=lambda *_: Busy())
+    waiting = SimpleNamespace(_lines=[line], _deaths=dict, _server=SimpleNamespace(runs=True))
     with pytest.raises(
         ranks.RanksError, match=r"are busy or unavailable\. The compute mode .* `sudo nvidia-smi -c DEFAU"
     ):
