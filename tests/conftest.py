@@ -6,17 +6,20 @@ import io
 import os
 import signal
 import zlib
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 from shared import ranks
+from shared.ranks import folders, fork_client, processes
 
 hypothesis.settings.register_profile("course", deadline=None)  # A loaded machine takes longer for an example.
 hypothesis.settings.load_profile("course")
 
 # The tests of these files are independent of each other, so they are spread over the workers.
 SPREAD = ("test_grade_hostile.py", "test_grade_solutions.py", "test_labs.py", "test_mutants.py")
+RANKS = Path(__file__).parent / "shared/ranks"
 GROUPS = 64  # of tests per function: so many that the workers end at about the same time
 
 
@@ -53,6 +56,54 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+class KeptServer(fork_client.ForkServer):
+    """A fork server that starts ranks for one module after the other, so that torch is not imported for each."""
+
+    def __init__(self):
+        self.environment = _environment()
+        run_dir, held = folders.create()
+        super().__init__(run_dir, held=held)
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        self.end_ranks()
+
+    def end(self) -> None:
+        super().close()
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+@pytest.fixture(scope="session")
+def kept_servers():
+    servers: list[KeptServer] = []
+    yield servers
+    for server in servers:
+        server.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept_server(request, kept_servers):
+    """Let ranks come from a kept fork server, except in the tests of their start and those that need hosts."""
+    if RANKS in request.path.parents:
+        yield
+        return
+    start = processes.surroundings.start_fork_server
+
+    def kept(link: str | None) -> fork_client.ForkServer:
+        if link:
+            return start(link)
+        fits = (each for each in kept_servers if each.runs and each.environment == _environment())
+        if (server := next(fits, None)) is None:
+            kept_servers.append(server := KeptServer())
+        return server
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes.surroundings, "start_fork_server", kept)
+        yield
 
 
 @pytest.fixture(scope="module")
