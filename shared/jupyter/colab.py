@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {  # package → the module to import
     "torch": "torch",
+    "cloudpickle": "cloudpickle",
     "ipywidgets": "ipywidgets",
     "jax": "jax",
     "jinja2": "jinja2",

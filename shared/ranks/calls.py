@@ -12,8 +12,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
+
 _NOTEBOOK = "__main__"
-_OF_THE_CLASS = {"__dict__", "__weakref__", "_abc_impl"}  # what Python makes anew for each class
 
 
 def pack(fn: Callable, args: tuple) -> bytes:
@@ -28,21 +29,20 @@ def unpack(packed: bytes) -> tuple[Callable, tuple]:
     return pickle.loads(packed)
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles by value the functions and classes that another process cannot import by their names."""
+class _Pickler(cloudpickle.Pickler):
+    """Pickles by value the functions and classes that another process cannot import by their names.
 
-    def reducer_override(self, thing):
-        if isinstance(thing, types.FunctionType) and not _is_importable(thing):
-            cells = thing.__closure__ or ()
-            contents = [each.cell_contents for each in cells]
-            state = contents, thing.__defaults__, thing.__kwdefaults__, thing.__qualname__, thing.__dict__
-            home = thing.__globals__.get("__name__", _NOTEBOOK)
-            made_of = marshal.dumps(thing.__code__), thing.__name__, home, len(cells)
-            return _empty_function, made_of, state, None, None, _fill_function
-        if isinstance(thing, type) and thing.__module__ == _NOTEBOOK:
-            attributes = {name: value for name, value in vars(thing).items() if name not in _OF_THE_CLASS}
-            return _empty_class, (type(thing), thing.__name__, thing.__bases__), attributes, None, None, _fill_class
-        return NotImplemented
+    cloudpickle would give a function copies of the notebook's variables.
+    """
+
+    def reducer_override(self, obj):
+        if not isinstance(obj, types.FunctionType) or _is_importable(obj):
+            return super().reducer_override(obj)
+        contents = [each.cell_contents for each in obj.__closure__ or ()]
+        state = contents, obj.__defaults__, obj.__kwdefaults__, obj.__qualname__, obj.__dict__
+        home = obj.__globals__.get("__name__", _NOTEBOOK)
+        made_of = marshal.dumps(obj.__code__), obj.__name__, home, len(contents)
+        return _empty_function, made_of, state, None, None, _fill_function
 
 
 def _is_importable(function: types.FunctionType) -> bool:
@@ -66,12 +66,3 @@ def _fill_function(function: types.FunctionType, state: tuple) -> None:
     for cell, content in zip(function.__closure__ or (), contents, strict=True):
         cell.cell_contents = content
     function.__dict__.update(own)
-
-
-def _empty_class(metaclass: type, name: str, bases: tuple[type, ...]) -> type:
-    return types.new_class(name, bases, {"metaclass": metaclass})
-
-
-def _fill_class(made: type, attributes: dict[str, Any]) -> None:
-    for name, value in attributes.items():
-        setattr(made, name, value)

@@ -34,7 +34,7 @@ NOTEBOOK_FOLDERS = ("chapters", "solutions")
 
 # Packages that have another name on PyPI than in Python.
 DISTRIBUTIONS = {"IPython": "ipython", "pytest_timeout": "pytest-timeout", "sklearn": "scikit-learn"}
-RANKS = ("torch", "numpy", "psutil", "IPython", "ipykernel", "jinja2")
+RANKS = ("torch", "cloudpickle", "numpy", "psutil", "IPython", "ipykernel", "jinja2")
 TESTS = (*RANKS, "pytest", "pytest_timeout", "matplotlib")
 NOTEBOOKS = (*TESTS, "nbval", "ipywidgets", "sklearn")
 
