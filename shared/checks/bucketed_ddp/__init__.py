@@ -1,5 +1,6 @@
 """Checks for chapter 03: gradient buckets."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,12 +29,14 @@ TINY, SMALL, MIDDLE = ({"bucket_cap_mb": cap} for cap in (0.00003, 0.0002, 0.000
 DEFAULT: dict = {}
 
 
-def probe_wire(wrapper, model: str, options: dict, steps: int, seed: int, x, y) -> dict:
-    """Wrap a model and run some steps.
+@dataclass
+class Sent:
+    building: list[instrumentation.Call]  # by the constructor
+    steps: list[tuple[list[instrumentation.Call], list[instrumentation.Call]]]  # before and in finish_gradient_sync()
 
-    Returns:
-        The calls of the constructor and, for each step, those before and in finish_gradient_sync().
-    """
+
+def probe_wire(wrapper, model: str, options: dict, steps: int, seed: int, x, y) -> Sent:
+    """Wrap a model and run some steps."""
     module = awkward.build(model, seed).to(device_here())
     with instrumentation.listening() as building:
         wrapped = wrapper(module, **options)
@@ -45,7 +48,7 @@ def probe_wire(wrapper, model: str, options: dict, steps: int, seed: int, x, y) 
             wrapped.finish_gradient_sync()
         found.append((working, finishing))
         module.zero_grad()
-    return {"building": building, "steps": found}
+    return Sent(building, found)
 
 
 # -- 3.1 to 3.3
@@ -110,10 +113,10 @@ BucketedDDP.check("accumulation", world_sizes=(2, 3))(
 def zero_grad_may_be_called_either_way(attempt: Attempt) -> None:
     for ways in ((False,) * 3, (True, False, True, True, False)):
         loop = Loop("TwoBranches", ways, SMALL)
-        for rank, result in enumerate(loop_and_judge(attempt, loop)):
-            for index, step in enumerate(result["steps"][1:], 1):
-                if step["replaced"] and not ways[index]:
-                    what = f"{step['replaced'][0]}.grad was in a bucket, but finish_gradient_sync() replaced it"
+        for rank, steps in enumerate(loop_and_judge(attempt, loop)):
+            for index, step in enumerate(steps[1:], 1):
+                if step.replaced and not ways[index]:
+                    what = f"{step.replaced[0]}.grad was in a bucket, but finish_gradient_sync() replaced it"
                     hint = "Hint: when are buckets created, and what does pack() do if .grad is already the slice?"
                     raise Wrong({rank: f"{describe(loop)}, step {index + 1}: {what}"}, hint)
 
@@ -145,8 +148,8 @@ def _judge_wire(attempt: Attempt, model: str, cap: float | None, steps: int = 2)
     found = attempt.run(probe_wire, model, options, steps, per_rank=Draw(attempt).per_rank)
     expected = messages_of(model, **options)
     for rank, result in enumerate(found):
-        judge_state_bytes(rank, result["building"], model)
-        for working, finishing in result["steps"]:
+        judge_state_bytes(rank, result.building, model)
+        for working, finishing in result.steps:
             reject_early_messages(rank, working, model)
             judge_messages(rank, finishing, expected, describe_cap(model, cap))
 
@@ -158,12 +161,12 @@ def all_buckets_are_in_flight_at_once(attempt: Attempt) -> None:
     messages = len(messages_of("Plain", bucket_cap_mb=TINY["bucket_cap_mb"]))
     loop = Loop("Plain", (True, True), TINY, late=late, messages=messages, token=attempt.draw_seed())
     found = loop_and_judge(attempt, loop)
-    for rank, result in enumerate(found):
-        for step in result["steps"]:
-            judge_in_flight(rank, step["events"], message)
-    for steps in zip(*(result["steps"] for result in found), strict=True):
+    for rank, steps in enumerate(found):
+        for step in steps:
+            judge_in_flight(rank, step.events, message)
+    for steps in zip(*found, strict=True):
         # The check "wire" reports a rank that never launches as many messages.
-        waited = [rank for rank in steps[late]["missing"] if len(steps[rank]["finishing"]) >= messages]
+        waited = [rank for rank in steps[late].missing if len(steps[rank].finishing) >= messages]
         judge_late_rank(late, waited, messages, message)
 
 

@@ -1,6 +1,7 @@
 """Check properties of chapter 03: views of one tensor, messages in flight, and gradients that must be rejected."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -22,27 +23,41 @@ SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 2), (0, 3), (4, 1), (2, 3, 2, 2)]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
-def probe_slices(flat_and_slices, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> dict:
+@dataclass
+class Slices:
+    """A flat tensor and its slices, before and after writing into them. That is done only if the types are right."""
+
+    flat: torch.Tensor
+    records: bool  # whether any of the tensors requires a gradient
+    memory_bytes: int  # of the flat tensor's storage
+    types: list[tuple[tuple[int, ...], torch.dtype]]  # of the slices
+    calls: list[instrumentation.Call]
+    gradients: int  # how many parameters have a .grad
+    read: list[torch.Tensor] = field(init=False)  # the slices after flat was written to
+    written: torch.Tensor = field(init=False)  # flat after the slices were written to
+
+
+def probe_slices(flat_and_slices, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> Slices:
     """Call the function, then write into flat and into the slices."""
     parameters = [nn.Parameter(torch.ones(shape, dtype=dtype, device=device_here())) for shape in shapes]
     with instrumentation.listening() as calls:
         result = flat_and_slices(parameters)
     flat, slices = _unpacked(result)
-    found = {
-        "flat": flat.detach().cpu().clone(),
-        "records": any(tensor.requires_grad for tensor in (flat, *slices)),
-        "memory_bytes": flat.untyped_storage().nbytes(),
-        "types": [(tuple(piece.shape), piece.dtype) for piece in slices],
-        "calls": calls,
-        "gradients": sum(p.grad is not None for p in parameters),
-    }
-    if found["types"] == [(tuple(shape), dtype) for shape in shapes] and flat.dim() == 1 and not found["records"]:
+    found = Slices(
+        flat=flat.detach().cpu().clone(),
+        records=any(tensor.requires_grad for tensor in (flat, *slices)),
+        memory_bytes=flat.untyped_storage().nbytes(),
+        types=[(tuple(piece.shape), piece.dtype) for piece in slices],
+        calls=calls,
+        gradients=sum(p.grad is not None for p in parameters),
+    )
+    if found.types == [(tuple(shape), dtype) for shape in shapes] and flat.dim() == 1 and not found.records:
         with torch.no_grad():
             flat.copy_(torch.arange(flat.numel(), device=flat.device) % 251)
-            found["read"] = [piece.cpu().clone() for piece in slices]
+            found.read = [piece.cpu().clone() for piece in slices]
             for index, piece in enumerate(slices):
                 piece.fill_(index + 1)
-            found["written"] = flat.cpu().clone()
+            found.written = flat.cpu().clone()
     return found
 
 
@@ -82,16 +97,16 @@ def slices_lie_in_one_tensor(attempt: Attempt) -> None:
             raise Wrong({rank: f"{message}; expected meta"}, "Hint: on which device will the gradients be?")
 
 
-def _judge_types(rank: int, found: dict, shapes: list, dtype: torch.dtype, context: str) -> None:
-    flat, elements = found["flat"], sum(torch.Size(shape).numel() for shape in shapes)
+def _judge_types(rank: int, found: Slices, shapes: list, dtype: torch.dtype, context: str) -> None:
+    flat, elements = found.flat, sum(torch.Size(shape).numel() for shape in shapes)
     if flat.shape != (elements,):
         raise Wrong({rank: f"{context}: flat has the shape {list(flat.shape)}, expected [{elements}]"})
     if flat.dtype != dtype:
         evidence = f"{context}: flat is {_name(flat.dtype)}, expected {_name(dtype)}"
         raise Wrong({rank: evidence}, "Hint: which dtype do the gradients have?")
     expected = [(tuple(shape), dtype) for shape in shapes]
-    if found["types"] != expected:
-        shapes_of = [list(shape) for shape, _ in found["types"]]
+    if found.types != expected:
+        shapes_of = [list(shape) for shape, _ in found.types]
         evidence = f"{context}: the slices have the shapes {shapes_of}; expected those of the parameters"
         raise Wrong({rank: evidence})
     if flat.any():
@@ -99,23 +114,23 @@ def _judge_types(rank: int, found: dict, shapes: list, dtype: torch.dtype, conte
         raise Wrong(
             {rank: f"{context}: element {index} of flat is {flat[index].item():g}; expected all elements to be 0"}
         )
-    if found["records"]:
+    if found.records:
         raise Wrong({rank: f"{context}: flat or one of the slices has requires_grad=True; expected False"})
-    if found["memory_bytes"] != flat.nbytes:
-        sizes = f"flat has {flat.nbytes} bytes, but its storage has {found['memory_bytes']}"
+    if found.memory_bytes != flat.nbytes:
+        sizes = f"flat has {flat.nbytes} bytes, but its storage has {found.memory_bytes}"
         raise Wrong({rank: f"{context}: {sizes}"}, "Hint: is flat a view of a larger tensor?")
-    if found["calls"]:
-        raise Wrong({rank: f"{context}: {describe_calls(found['calls'])}; expected none"})
-    if found["gradients"]:
-        evidence = f"{context}: afterwards, {found['gradients']} of them have a .grad; expected None, as before"
+    if found.calls:
+        raise Wrong({rank: f"{context}: {describe_calls(found.calls)}; expected none"})
+    if found.gradients:
+        evidence = f"{context}: afterwards, {found.gradients} of them have a .grad; expected None, as before"
         raise Wrong({rank: evidence}, "Hint: which line sets .grad, and does this function have to?")
 
 
-def _judge_places(rank: int, found: dict, shapes: list, dtype: torch.dtype, context: str) -> None:
+def _judge_places(rank: int, found: Slices, shapes: list, dtype: torch.dtype, context: str) -> None:
     sizes = [torch.Size(shape).numel() for shape in shapes]
     indices = [sum(sizes[:number]) for number in range(len(sizes))]
     slices = [f"{context}: slice {number}, of shape {list(shape)}," for number, shape in enumerate(shapes)]
-    for which, index, size, piece in zip(slices, indices, sizes, found["read"], strict=True):
+    for which, index, size, piece in zip(slices, indices, sizes, found.read, strict=True):
         expected = ((torch.arange(size) + index) % 251).to(dtype)
         if torch.equal(piece.flatten(), expected):
             continue
@@ -130,7 +145,7 @@ def _judge_places(rank: int, found: dict, shapes: list, dtype: torch.dtype, cont
             hint = "Hint: what decides where a parameter's slice begins?"
         raise Wrong({rank: f"{which} {evidence}"}, hint)
     for number, (which, index, size) in enumerate(zip(slices, indices, sizes, strict=True)):
-        if not bool((found["written"][index : index + size] == number + 1).all()):
+        if not bool((found.written[index : index + size] == number + 1).all()):
             evidence = f"was written to, but flat[{index}:{index + size}] does not hold the new values"
             raise Wrong({rank: f"{which} {evidence}"}, "Hint: is the slice a view or a copy?")
 

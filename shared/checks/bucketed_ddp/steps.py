@@ -1,7 +1,7 @@
 """Check what a Bucket does in each step: copy gradients into its flat tensor, send that in one message, and wait."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -38,8 +38,25 @@ class Steps:
         return f"step {step + 1}{ways}{late}"
 
 
+@dataclass
+class Stepped:
+    """One step of a bucket. An address is that of a gradient, or None if there is no gradient."""
+
+    gradients: dict[str, torch.Tensor | None]
+    types: list[tuple[tuple[int, ...], torch.dtype] | None]  # of the gradients
+    calls: list[instrumentation.Call]
+    early: int  # the number of collectives that pack() launched
+    waited_in_launch: bool
+    missing: list[int]  # on the late rank, the ranks whose launch() did not return before its own
+    packed: list[int | None]  # addresses after pack()
+    waited: list[int | None]  # addresses after wait()
+    memory_bytes: list[int]  # of each storage that holds gradients
+    stayed: bool = True  # whether the addresses were the same before pack()
+    tied: list[str] = field(default_factory=list)  # the parameters with a .grad before the first step, in that step
+
+
 @rehearsed
-def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[torch.Tensor | None]]) -> list[dict]:
+def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[torch.Tensor | None]]) -> list[Stepped]:
     """Run steps of backward, pack, launch and wait.
 
     Args:
@@ -63,9 +80,10 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
         before = _places(parameters)
         meeting = None if steps.late is None else Rendezvous(f"bucket{steps.token}/{index}")
         step = _pack_launch_wait(bucket, parameters, meeting, rank == steps.late)
-        found.append(step | {"stayed": before == step["packed"]})
+        step.stayed = before == step.packed
+        found.append(step)
         dist.barrier(group)
-    found[0] |= {"calls": building + found[0]["calls"], "tied": tied}
+    found[0].calls, found[0].tied = building + found[0].calls, tied
     return found
 
 
@@ -76,7 +94,7 @@ def _zero_grad(parameter: nn.Parameter, set_to_none: bool) -> None:
         parameter.grad.zero_()
 
 
-def _pack_launch_wait(bucket, parameters: list, meeting: Rendezvous | None, is_late: bool) -> dict:
+def _pack_launch_wait(bucket, parameters: list, meeting: Rendezvous | None, is_late: bool) -> Stepped:
     log, missing = EventLog(("all_reduce",)), []
     unasked = launches_unasked() if meeting else contextlib.nullcontext()
     with unasked, completion.watching(log), instrumentation.listening(log.launched, log.waiting) as calls:
@@ -92,17 +110,17 @@ def _pack_launch_wait(bucket, parameters: list, meeting: Rendezvous | None, is_l
         bucket.wait()
         values = [None if p.grad is None else p.grad.detach().cpu().clone() for p in parameters]
     storages = [p.grad.untyped_storage() for p in parameters if p.grad is not None]
-    return {
-        "gradients": dict(zip(_names(), values, strict=True)),
-        "types": [None if value is None else (tuple(value.shape), value.dtype) for value in values],
-        "calls": calls,
-        "early": early,
-        "waited_in_launch": waited_in_launch,
-        "missing": missing,
-        "packed": packed,
-        "waited": _places(parameters),
-        "memory_bytes": list({storage.data_ptr(): storage.nbytes() for storage in storages}.values()),
-    }
+    return Stepped(
+        gradients=dict(zip(_names(), values, strict=True)),
+        types=[None if value is None else (tuple(value.shape), value.dtype) for value in values],
+        calls=calls,
+        early=early,
+        waited_in_launch=waited_in_launch,
+        missing=missing,
+        packed=packed,
+        waited=_places(parameters),
+        memory_bytes=list({storage.data_ptr(): storage.nbytes() for storage in storages}.values()),
+    )
 
 
 def _places(parameters: list) -> list[int | None]:
@@ -125,7 +143,7 @@ def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
     return [[[one(shape) for shape in SHAPES] for _ in steps.set_to_none] for _ in range(attempt.world_size)]
 
 
-def _run(attempt: Attempt, steps: Steps, drawn: list) -> dict[int, list[dict]]:
+def _run(attempt: Attempt, steps: Steps, drawn: list) -> dict[int, list[Stepped]]:
     """Run probe_bucket. Returns its results by rank of the group."""
     context = called_alone(attempt) if steps.in_subgroup else f"gradients of shapes {', '.join(map(_listed, SHAPES))}"
     found = attempt.run(probe_bucket, steps, per_rank=[(rank, own) for rank, own in enumerate(drawn)], context=context)
@@ -141,7 +159,7 @@ def _listed(shape: tuple[int, ...]) -> str:
     return str(list(shape))
 
 
-def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int, list[dict]]:
+def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int, list[Stepped]]:
     """Run probe_bucket on fresh data. Returns its results by rank of the group.
 
     Raises:
@@ -155,12 +173,12 @@ def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int
             name: sum(zeros if each[name] is None else each[name] for each in own.values()) / len(own)
             for name, zeros in zip(_names(), map(_zeros, SHAPES), strict=True)
         }
-        gradients = {rank: each[index]["gradients"] for rank, each in found.items()}
+        gradients = {rank: each[index].gradients for rank, each in found.items()}
         context = f"{called_alone(attempt)}, {steps.describe(index)}" if steps.in_subgroup else steps.describe(index)
         try:
             judge_gradients(gradients, expected, own, context)
         except Wrong as wrong:
-            before = {rank: each[index - 1]["gradients"] for rank, each in found.items()} if index else {}
+            before = {rank: each[index - 1].gradients for rank, each in found.items()} if index else {}
             raise Wrong(wrong.evidence, _left_over(gradients, expected, before, own) or wrong.hint) from None
     return found
 
@@ -197,7 +215,7 @@ def it_survives_zero_grad(attempt: Attempt) -> None:
         found = _judge_values(attempt, Steps(ways))
         for rank, steps in found.items():
             for index, step in enumerate(steps[1:], 1):
-                if not ways[index] and not step["stayed"]:
+                if not ways[index] and not step.stayed:
                     message = (
                         f"step {index + 1}, after zero_grad(set_to_none=False): .grad was the slice, but no longer is"
                     )
@@ -219,16 +237,16 @@ def it_waits_when_asked_to(attempt: Attempt) -> None:
     found = _judge_values(attempt, Steps((True, True), late=late, token=attempt.draw_seed()))
     for rank, steps in found.items():
         for step in steps:
-            if step["early"]:
-                message = f"pack() launched collectives: {step['early']} in all; expected none"
+            if step.early:
+                message = f"pack() launched collectives: {step.early} in all; expected none"
                 raise Wrong({rank: message}, "Hint: which method sends the bucket?")
-            if step["waited_in_launch"]:
+            if step.waited_in_launch:
                 message = "launch() waited until its all-reduce was complete; expected it to return at once"
                 raise Wrong({rank: message}, _HINT_ON_WAITING)
     for step in found[late]:
-        if step["missing"]:
+        if step.missing:
             message = f"while rank {late} had launched nothing, launch() did not return within {PATIENCE_S:g} s"
-            raise Wrong(dict.fromkeys(step["missing"], message), _HINT_ON_WAITING)
+            raise Wrong(dict.fromkeys(step.missing, message), _HINT_ON_WAITING)
 
 
 def it_sends_one_message(attempt: Attempt) -> None:
@@ -237,8 +255,8 @@ def it_sends_one_message(attempt: Attempt) -> None:
         want_bytes = _ELEMENTS * dtype.itemsize
         for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
             for step in found:
-                if [(call.op, call.payload_bytes) for call in step["calls"]] != [("all_reduce", want_bytes)]:
-                    message = f"{describe_messages(step['calls'])}; expected 1 all_reduce of {want_bytes} bytes"
+                if [(call.op, call.payload_bytes) for call in step.calls] != [("all_reduce", want_bytes)]:
+                    message = f"{describe_messages(step.calls)}; expected 1 all_reduce of {want_bytes} bytes"
                     raise Wrong({rank: message}, "Hint: which tensor holds all gradients of the bucket?")
 
 
@@ -246,20 +264,20 @@ def gradients_are_slices(attempt: Attempt) -> None:
     steps = Steps((True, True, False))
     want_bytes = _ELEMENTS * steps.dtype.itemsize
     for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
-        if found[0]["tied"]:
-            message = f"before the first pack(), {found[0]['tied'][0]} already has a .grad; expected None"
+        if found[0].tied:
+            message = f"before the first pack(), {found[0].tied[0]} already has a .grad; expected None"
             raise Wrong({rank: message}, "Hint: which of your methods set .grad?")
         for step in found:
-            for name, shape, kind in zip(_names(), SHAPES, step["types"], strict=True):
+            for name, shape, kind in zip(_names(), SHAPES, step.types, strict=True):
                 if kind != (tuple(shape), steps.dtype):
                     problem = "is None" if kind is None else f"has the shape {_listed(kind[0])} in {kind[1]}"
                     raise Wrong({rank: f"{name}: .grad {problem} after wait()"}, "Hint: what is .grad after pack()?")
-            if step["memory_bytes"] != [want_bytes]:
-                many = len(step["memory_bytes"])
+            if step.memory_bytes != [want_bytes]:
+                many = len(step.memory_bytes)
                 message = f"the gradients use {many} storage{'s' if many > 1 else ''} with a total of "
-                message += f"{sum(step['memory_bytes'])} bytes; expected one storage of {want_bytes} bytes"
+                message += f"{sum(step.memory_bytes)} bytes; expected one storage of {want_bytes} bytes"
                 raise Wrong({rank: message}, "Hint: what is .grad after pack()?")
-            if step["waited"] != step["packed"]:
+            if step.waited != step.packed:
                 message = "a gradient has a different address after wait() than after pack()"
                 raise Wrong({rank: message}, "Hint: which line copies the gradient?")
 

@@ -6,8 +6,8 @@ Ranks write through torch's FileSystemWriter, where these checks delay one rank 
 import contextlib
 import os
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
@@ -72,23 +72,31 @@ def newest_in(save_checkpoint, folder: str) -> str | None:
 # -- a rank that writes late
 
 
-def probe_late(save_checkpoint, plan: Saving, folder: str, step: int, late: int, token: int, seed: int, x, y) -> dict:
-    """Return, on the late rank, what is in the folder when all other ranks have written."""
+@dataclass
+class Seen:
+    names: list[str] | None = None  # on the late rank, if it writes: what is in the folder when all others have written
+    newest: str | None = None  # the newest checkpoint at that time
+    end: str | None = None  # the newest checkpoint when save_checkpoint() has returned
+
+
+def probe_late(save_checkpoint, plan: Saving, folder: str, step: int, late: int, token: int, seed: int, x, y) -> Seen:
+    """Let one rank write after all others."""
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
-    meeting, seen = Rendezvous(f"checkpoint{token}"), {}
+    meeting, seen = Rendezvous(f"checkpoint{token}"), Seen()
 
     def around(write):
-        if dist.get_rank() == late and not seen:
+        if dist.get_rank() == late and seen.names is None:
             meeting.missing()
-            seen.update(names=names_in(folder), newest=newest_in(save_checkpoint, folder))
+            seen.names, seen.newest = names_in(folder), newest_in(save_checkpoint, folder)
         written = write()
         meeting.arrive()
         return written
 
     with launches_unasked(), writing(around):
         save_checkpoint(Path(folder), step, module, optimizer)
-    return seen | {"end": newest_in(save_checkpoint, folder)}
+    seen.end = newest_in(save_checkpoint, folder)
+    return seen
 
 
 def partial_checkpoints_are_never_visible(attempt: Attempt) -> None:
@@ -100,21 +108,21 @@ def partial_checkpoints_are_never_visible(attempt: Attempt) -> None:
             per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
             args = (plan, folder, step, late, attempt.draw_seed())
             seen = attempt.run(probe_late, *args, per_rank=per_rank, context=f"rank {late} writes last")
-        if "names" not in seen[late]:
+        if seen[late].names is None:
             hint = "Hint: which function of torch.distributed.checkpoint saves a state, and which ranks must call it?"
             raise Wrong(
                 {late: "this rank wrote nothing through torch.distributed.checkpoint; expected its shard"}, hint
             )
         context = f"while rank {late} has not written yet"
-        if f"step_{step}" in seen[late]["names"]:
+        if f"step_{step}" in seen[late].names:
             raise Wrong(f"{context}, step_{step} exists already; expected only the earlier checkpoint", _HINT_ON_NAMES)
-        if seen[late]["newest"] != EARLIER:
-            evidence = f"{context}, newest_checkpoint() finds {seen[late]['newest']}; expected {EARLIER}"
+        if seen[late].newest != EARLIER:
+            evidence = f"{context}, newest_checkpoint() finds {seen[late].newest}; expected {EARLIER}"
             raise Wrong(evidence, "Hint: does the previous checkpoint still exist?")
-        on_some_ranks = any(each["end"] == f"step_{step}" for each in seen)
+        on_some_ranks = any(each.end == f"step_{step}" for each in seen)
         for rank, each in enumerate(seen):
-            if each["end"] != f"step_{step}":
-                evidence = f"when save_checkpoint() has returned, newest_checkpoint() finds {each['end']}"
+            if each.end != f"step_{step}":
+                evidence = f"when save_checkpoint() has returned, newest_checkpoint() finds {each.end}"
                 hint = _HINT_ON_RETURN if on_some_ranks else _HINT_ON_NAMES
                 raise Wrong({rank: f"{evidence}; expected step_{step}"}, hint)
 
@@ -122,14 +130,18 @@ def partial_checkpoints_are_never_visible(attempt: Attempt) -> None:
 # -- a disk that is full
 
 
-def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing: int, seed: int, x, y) -> dict:
-    """Fail while one rank writes. Return whether save_checkpoint() raised, and what was found.
+@dataclass
+class Failed:
+    raised: bool = False  # whether save_checkpoint() raised
+    newest: str | None = None  # the newest checkpoint after that
+    files: dict[str, bool] = field(default_factory=dict)  # by folder: whether a file is in it that was there before
 
-    `files` says which folders contain a file that was there before.
-    """
+
+def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing: int, seed: int, x, y) -> Failed:
+    """Fail while one rank writes."""
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
-    found: dict[str, Any] = {"raised": False}
+    found = Failed()
 
     def around(write):
         if dist.get_rank() == failing:
@@ -142,10 +154,11 @@ def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing
         except BaseException as error:
             if isinstance(error, NotImplementedError):
                 raise
-            found["raised"] = True
+            found.raised = True
     dist.barrier()
-    found["failed"] = newest_in(save_checkpoint, folder)
-    return found | {"files": {name: (Path(folder) / name / JUNK).exists() for name in names_in(folder)}}
+    found.newest = newest_in(save_checkpoint, folder)
+    found.files = {name: (Path(folder) / name / JUNK).exists() for name in names_in(folder)}
+    return found
 
 
 def probe_again(save_checkpoint, plan: Saving, folder: str, step: int, seed: int, x, y) -> str | None:
@@ -184,19 +197,19 @@ def _fail_to_save(attempt: Attempt, step: int, kept: str) -> None:
         raise Wrong(wrong, "Hint: what did the first attempt leave in the folder?")
 
 
-def _judge_failure(found: list[dict], step: int, kept: str, context: str) -> None:
+def _judge_failure(found: list[Failed], step: int, kept: str, context: str) -> None:
     """Judge what a failed save has left.
 
     Raises:
         Wrong: If the earlier checkpoint is not the newest one, or if save_checkpoint() returned normally on a rank.
     """
     for rank, each in enumerate(found):
-        survives = each["failed"] == kept and each["files"][kept]
-        if not survives or f"step_{step}" in set(each["files"]) - {kept}:
-            evidence = f"{context}: newest_checkpoint() then finds {each['failed']}; expected the earlier {kept}"
-            evidence += f". The folder contains {', '.join(each['files'])}"
+        survives = each.newest == kept and each.files[kept]
+        if not survives or f"step_{step}" in set(each.files) - {kept}:
+            evidence = f"{context}: newest_checkpoint() then finds {each.newest}; expected the earlier {kept}"
+            evidence += f". The folder contains {', '.join(each.files)}"
             raise Wrong({rank: evidence}, _HINT_ON_NAMES if kept == EARLIER else _HINT_ON_THE_SAME_STEP)
-        if not each["raised"]:
+        if not each.raised:
             hint = "Hint: how can the training loop learn that nothing was saved?"
             raise Wrong(
                 {rank: f"{context}, but save_checkpoint() returned normally; expected it to raise on every rank"}, hint
@@ -206,24 +219,30 @@ def _judge_failure(found: list[dict], step: int, kept: str, context: str) -> Non
 # -- a slow rename
 
 
-def probe_meeting(save_checkpoint, plan: Saving, folder: str, step: int, token: int, seed: int, x, y) -> dict:
-    """Return whether this rank renames the folder, and whether it has its final name when this rank returns."""
+@dataclass
+class Returned:
+    renames: bool = False  # whether this rank renames the folder
+    there: bool = False  # whether the folder has its final name when this rank returns
+
+
+def probe_meeting(save_checkpoint, plan: Saving, folder: str, step: int, token: int, seed: int, x, y) -> Returned:
+    """Let the rename take until another rank has returned, or for a while."""
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
     back = dist.PrefixStore(f"renamed{token}", rankside.here.store)
 
-    sleep, found = time.sleep, {"renames": False}
+    sleep, found = time.sleep, Returned()
 
     def before(name: str) -> None:
         if name != f"step_{step}":
             return
-        found["renames"], began_s = True, time.monotonic()
+        found.renames, began_s = True, time.monotonic()
         while time.monotonic() - began_s < SLOW_RENAME_S and not back.check(["back"]):
             sleep(1e-3)
 
     with renaming(before):
         save_checkpoint(Path(folder), step, module, optimizer)
-        found["there"] = (Path(folder) / f"step_{step}").exists()
+        found.there = (Path(folder) / f"step_{step}").exists()
     back.set("back", "yes")
     return found
 
@@ -234,9 +253,9 @@ def every_rank_returns_after_the_rename(attempt: Attempt, probe=probe_meeting, n
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         found = attempt.run(probe, plan, folder, step, attempt.draw_seed(), per_rank=per_rank)
     evidence = f"{name} returned before step_{step} existed"
-    wrong = {rank: evidence for rank, each in enumerate(found) if not each["there"]}
+    wrong = {rank: evidence for rank, each in enumerate(found) if not each.there}
     if wrong:
         raise Wrong(wrong, _HINT_ON_RETURN)
-    if not any(each["renames"] for each in found):
+    if not any(each.renames for each in found):
         evidence = f"step_{step} exists, but no rank renamed a folder to it; expected one rename"
         raise Wrong(evidence, "Hint: if ranks are killed while they write into it, what do they leave behind?")

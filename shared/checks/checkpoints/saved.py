@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,12 +162,39 @@ def remembered(module, optimizer) -> dict:
     }
 
 
+@dataclass
+class Contents:
+    """What a checkpoint holds, by name: a rank's shards or, in the kernel, the whole tensors."""
+
+    state: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+
+
+def contents_of(module, optimizer) -> Contents:
+    return Contents(shards_of(module), remembered(module, optimizer))
+
+
+@dataclass
+class Continued:
+    """How training went on after a checkpoint."""
+
+    losses: list[torch.Tensor]
+    end: dict[str, Any]  # the model's state at the end: a rank's shards, or one process's tensors
+
+
+@dataclass
+class Resumed(Continued):
+    contents: Contents  # when it went on
+    step: Any = None  # what load_checkpoint() returned
+    again: "Resumed | None" = None  # how it went on after loading in the same run
+
+
 def _ready(module) -> tuple:
     """Return what training would find: the module's mode, and which gradients are None."""
     return module.training, [parameter.grad is None for parameter in module.parameters()]
 
 
-def probe_saved(load_checkpoint, plan: Saving, folder: str, step: int, goes_back: bool, seed: int, x, y) -> dict:
+def probe_saved(load_checkpoint, plan: Saving, folder: str, step: int, goes_back: bool, seed: int, x, y) -> Resumed:
     """Train, save, and train on. If goes_back, also save each earlier step, then load and train on once more."""
     save_checkpoint = beside(load_checkpoint, "save_checkpoint")
     module, optimizer = settle(plan, seed)
@@ -181,14 +208,13 @@ def probe_saved(load_checkpoint, plan: Saving, folder: str, step: int, goes_back
             raise AssertionError(
                 "save_checkpoint() changed gradients or the train/eval mode; expected it to change neither"
             )
-    found = {"state": shards_of(module), "optimizer": remembered(module, optimizer)}
-    found["losses"] = train(module, optimizer, range(SAVED_AFTER, STEPS), x, y)
-    found["end"] = shards_of(module)
-    args = (module, optimizer, load_checkpoint, folder, f"step_{step}", x, y)
-    return found | {"again": _resume(*args) if goes_back else None}
+    found = _continue(module, optimizer, x, y)
+    if goes_back:
+        found.again = _resume(module, optimizer, load_checkpoint, folder, f"step_{step}", x, y)
+    return found
 
 
-def probe_resumed(load_checkpoint, plan: Saving, folder: str, name: str, seed: int, x, y) -> dict:
+def probe_resumed(load_checkpoint, plan: Saving, folder: str, name: str, seed: int, x, y) -> Resumed:
     """Load a checkpoint into a new model, and train on."""
     module, optimizer = settle(plan, seed)
     found = beside(load_checkpoint, "newest_checkpoint")(Path(folder))
@@ -197,55 +223,76 @@ def probe_resumed(load_checkpoint, plan: Saving, folder: str, name: str, seed: i
     return _resume(module, optimizer, load_checkpoint, folder, name, x.to(device_here()), y.to(device_here()))
 
 
-def _resume(module, optimizer, load_checkpoint, folder: str, name: str, x, y) -> dict:
+def _resume(module, optimizer, load_checkpoint, folder: str, name: str, x, y) -> Resumed:
     loaded = load_checkpoint(Path(folder) / name, module, optimizer)
-    found = {"step": loaded, "state": shards_of(module), "optimizer": remembered(module, optimizer)}
-    found["losses"] = train(module, optimizer, range(SAVED_AFTER, STEPS), x, y)
-    return found | {"end": shards_of(module)}
+    return _continue(module, optimizer, x, y, loaded)
+
+
+def _continue(module, optimizer, x, y, step=None) -> Resumed:
+    contents = contents_of(module, optimizer)
+    losses = train(module, optimizer, range(SAVED_AFTER, STEPS), x, y)
+    return Resumed(losses, shards_of(module), contents, step)
 
 
 # -- judging, in the kernel
 
 
-def trained_alone(plan: Saving, seed: int, x, y) -> dict:
+def trained_alone(plan: Saving, seed: int, x, y) -> Continued:
     """Return the last losses and the final state of one process."""
     module = build(plan, seed)
     losses = train(module, new_optimizer(plan, module), range(STEPS), x, y)
-    return {"losses": losses[SAVED_AFTER:], "end": awkward.state_of(module)}
+    return Continued(losses[SAVED_AFTER:], awkward.state_of(module))
 
 
-def judge(found: list[dict], alone: dict, saved: dict | None, step: int, context: str) -> None:
+def whole(shards: list[Contents]) -> Contents:
+    """Assemble the shards of all ranks."""
+    states, optimizers = [each.state for each in shards], [each.optimizer for each in shards]
+    return Contents(assembled(states)[0], assembled(optimizers)[0])
+
+
+def judge_contents(found: list[Contents], saved: Contents, context: str, than: str, hints: tuple[str, str]) -> None:
+    """Judge that each rank's contents equal what was saved, bitwise.
+
+    Raises:
+        Wrong: If they differ. There is a hint for the model's state, and one for the optimizer's.
+    """
+    pairs = ([each.state for each in found], saved.state), ([each.optimizer for each in found], saved.optimizer)
+    for (shards, right), hint in zip(pairs, hints, strict=True):
+        for rank, tensors in enumerate(assembled(shards)):
+            for name, expected in right.items():
+                if name not in tensors or not torch.equal(tensors[name], expected):
+                    raise Wrong({rank: f"{context}: {name} differs from {than}"}, hint)
+
+
+def judge(found: list[Resumed], alone: Continued, saved: Contents | None, step: int, context: str) -> None:
     """Judge what ranks had after loading, and how training went on.
 
     Args:
         found: For each rank, what its probe found.
         alone: What one process found.
-        saved: The saved states of model and optimizer, which must be restored bitwise; None if nothing was loaded.
+        saved: What was saved, which must be restored bitwise; None if nothing was loaded.
         step: The step that load_checkpoint() must return.
         context: What was done.
 
     Raises:
         Wrong: If something differs.
     """
-    for what, hint in (("state", _HINT_ON_MODEL), ("optimizer", _HINT_ON_OPTIMIZER)) if saved else ():
-        for rank, tensors in enumerate(assembled([result[what] for result in found])):
-            for name, expected in (saved or {})[what].items():
-                if name not in tensors or not torch.equal(tensors[name], expected):
-                    raise Wrong({rank: f"{context}: {name} differs from what was saved"}, hint)
-    if saved:
-        returned = {rank: each["step"] for rank, each in enumerate(found) if repr(each["step"]) != repr(step)}
+    if saved is not None:
+        hints = _HINT_ON_MODEL, _HINT_ON_OPTIMIZER
+        judge_contents([each.contents for each in found], saved, context, "what was saved", hints)
+        returned = {rank: each.step for rank, each in enumerate(found) if repr(each.step) != repr(step)}
         wrong = {
             rank: f"{context}: load_checkpoint() returned {value!r}; expected the int {step}"
             for rank, value in returned.items()
         }
         if wrong:
             raise Wrong(wrong, _HINT_ON_STEP if all(isinstance(value, int) for value in returned.values()) else "")
-    for number, expected in enumerate(alone["losses"]):
-        loss = total_of(result["losses"][number] for result in found) / len(found)
+    for number, expected in enumerate(alone.losses):
+        loss = total_of(result.losses[number] for result in found) / len(found)
         if not nearly_equal(loss, expected, RELATIVE_TOLERANCE):
             evidence = f"{context}: the loss in step {SAVED_AFTER + number + 1} is {loss:.8g}; expected {expected:.8g}"
-            raise Wrong(evidence, _HINT_ON_SETTINGS if saved else _HINT_ON_SAVING)
-    judge_tensors(assembled([result["end"] for result in found]), alone["end"], f"{context}: ", RELATIVE_TOLERANCE)
+            raise Wrong(evidence, _HINT_ON_SETTINGS if saved is not None else _HINT_ON_SAVING)
+    judge_tensors(assembled([result.end for result in found]), alone.end, f"{context}: ", RELATIVE_TOLERANCE)
 
 
 def _shares(plan: Saving, draw: Draw, ranks: int) -> list[tuple]:
@@ -284,7 +331,7 @@ def _save_and_resume(attempt: Attempt, plan: Saving, resumed_on: list[int]) -> N
         per_rank = [(draw.seeds[0], x, y) for x, y in _shares(plan, draw, size)]
         found = attempt.run(probe_saved, plan, folder, step, False, per_rank=per_rank, context=str(plan))
         judge(found, expected, None, step, f"{plan}, after it was saved")
-        saved = {what: assembled([result[what] for result in found])[0] for what in ("state", "optimizer")}
+        saved = whole([result.contents for result in found])
         for fewer in resumed_on:
             other, name = replace(plan, sharded=plan.sharded and fewer > 1), f"step_{step}"
             context = f"{plan}, saved on {size} rank{'s' * (size > 1)} and resumed on {fewer}"
@@ -305,5 +352,5 @@ def training_can_go_back(attempt: Attempt) -> None:
     with shared_folder() as folder:
         found = attempt.run(probe_saved, plan, folder, step, True, per_rank=per_rank, context=str(plan))
     judge(found, expected, None, step, f"{plan}, after it was saved")
-    saved = {what: assembled([result[what] for result in found])[0] for what in ("state", "optimizer")}
-    judge([result["again"] for result in found], expected, saved, step, f"{plan}, loaded again in the same run")
+    saved = whole([result.contents for result in found])
+    judge([result.again for result in found], expected, saved, step, f"{plan}, loaded again in the same run")

@@ -1,6 +1,6 @@
 """Check launch_reduce_scatter: it returns at once, and its handle's wait() returns this rank's shard of the sum."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -48,32 +48,44 @@ class Sums:
         return f"a flat tensor with {message} elements{dtype}"
 
 
-def probe_sums(launch, sums: Sums, flats: list[torch.Tensor]) -> dict:
-    """Launch a reduce-scatter of each flat tensor, then wait for each. Returns the results and the calls of each."""
+@dataclass
+class Scattered:
+    """What the reduce-scatters of several flat tensors did. It is empty on a rank outside the group."""
+
+    calls: list[list[instrumentation.Call]] = field(default_factory=list)
+    results: list[torch.Tensor] = field(default_factory=list)
+    in_flat: list[bool] = field(default_factory=list)  # whether the result has the memory of the flat tensor
+    returned: str = ""  # says what was returned if it is not a handle or not a tensor
+
+
+def probe_sums(launch, sums: Sums, flats: list[torch.Tensor]) -> Scattered:
+    """Launch a reduce-scatter of each flat tensor, then wait for each."""
     group, member = join_subgroup(sums.in_subgroup)
+    found = Scattered()
     if not member:
-        return {"outside": True}
+        return found
     handles, inputs = [], [flat.to(device_here()) for flat in flats]
-    found = {"calls": [], "results": [], "in_flat": [], "returned": ""}
     for flat in inputs:
         with instrumentation.listening() as calls:
             handles.append(launch(flat, *([group] if group is not None else [])))
-        found["calls"].append(calls)
+        found.calls.append(calls)
     for index, handle in enumerate(handles):
         if not hasattr(handle, "wait"):
-            return found | {"returned": f"launch_reduce_scatter() returned a {type(handle).__name__} without wait()"}
+            found.returned = f"launch_reduce_scatter() returned a {type(handle).__name__} without wait()"
+            return found
         with instrumentation.listening() as calls:
             result = handle.wait()
         if not isinstance(result, torch.Tensor):
             kind = "None" if result is None else f"a {type(result).__name__}"
-            return found | {"returned": f"the handle's wait() returned {kind}"}
-        found["results"].append(result.detach().cpu().clone())
-        found["in_flat"].append(result.untyped_storage().data_ptr() == inputs[index].untyped_storage().data_ptr())
-        found["calls"][index] += calls
+            found.returned = f"the handle's wait() returned {kind}"
+            return found
+        found.results.append(result.detach().cpu().clone())
+        found.in_flat.append(result.untyped_storage().data_ptr() == inputs[index].untyped_storage().data_ptr())
+        found.calls[index] += calls
     return found
 
 
-def _try(attempt: Attempt, sums: Sums) -> tuple[dict[int, dict], list[list[torch.Tensor]]]:
+def _try(attempt: Attempt, sums: Sums) -> tuple[dict[int, Scattered], list[list[torch.Tensor]]]:
     """Launch on fresh data. Returns the results by global rank, and each rank's flat tensors.
 
     Raises:
@@ -83,7 +95,7 @@ def _try(attempt: Attempt, sums: Sums) -> tuple[dict[int, dict], list[list[torch
     context = called_alone(attempt) if sums.in_subgroup else str(sums)
     found = attempt.run(probe_sums, sums, per_rank=[(each,) for each in flats], context=context)
     for rank in members:
-        if message := found[rank]["returned"]:
+        if message := found[rank].returned:
             hint = "The caller gets the sum from the handle's wait(). Hint: what does each of your methods return?"
             raise Wrong({rank: f"{message}; expected a handle whose wait() returns this rank's shard"}, hint)
     return {rank: found[rank] for rank in members}, flats
@@ -101,7 +113,7 @@ def each_rank_gets_its_shard_of_the_sum(attempt: Attempt) -> None:
             contributed = [flats[rank][number].double() for rank in found]
             total = total_of(contributed).view(len(found), -1)
             for index, (rank, result) in enumerate(found.items()):
-                shard = result["results"][number]
+                shard = result.results[number]
                 which = f" of flat tensor {number + 1}" if len(sums.shard_numels) > 1 else ""
                 message = f"{sums}: shard {index} of the sum{which}"
                 if shard.dtype != sums.dtype:
@@ -115,7 +127,7 @@ def the_sum_is_in_the_flat_tensor(attempt: Attempt) -> None:
     sums = Sums((attempt.random.randint(2, 9),))
     found, _ = _try(attempt, sums)
     message = f"{sums}: wait() returned a tensor with memory of its own; expected a view of the flat tensor"
-    if wrong := {rank: message for rank, result in found.items() if not all(result["in_flat"])}:
+    if wrong := {rank: message for rank, result in found.items() if not all(result.in_flat)}:
         raise Wrong(wrong, "Callers use the sum in the flat tensor. Hint: which tensor does your addition write to?")
 
 
@@ -167,18 +179,23 @@ def _repeated(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, 
 def each_rank_sends_every_other_rank_one_shard(attempt: Attempt) -> None:
     sums = Sums((attempt.random.randint(20, 40),))
     found, _ = _try(attempt, sums)
-    calls = {rank: result["calls"][0] for rank, result in found.items()}
+    calls = {rank: result.calls[0] for rank, result in found.items()}
     judge_rounds(calls, [Flat(sums.shard_numels[0] * attempt.world_size, 8)], 1, str(sums))
 
 
-@rehearsed
-def probe_late(launch, token: int, late: int, rank: int, flat: torch.Tensor) -> dict:
-    """Let one rank launch late.
+@dataclass
+class LateLaunch:
+    """A reduce-scatter for which one rank launches late."""
 
-    Returns:
-        The result, how many messages were launched in the call and in wait(), and, on the late rank, the ranks whose
-        call had not returned by then.
-    """
+    missing: list[int]  # on the late rank, the ranks whose call had not returned before it launched
+    result: torch.Tensor
+    in_call: int  # how many messages were launched in the call
+    in_wait: int
+
+
+@rehearsed
+def probe_late(launch, token: int, late: int, rank: int, flat: torch.Tensor) -> LateLaunch:
+    """Let one rank launch late."""
     meeting, missing = Rendezvous(f"sum{token}"), []
     with launches_unasked():
         if rank == late:
@@ -189,7 +206,7 @@ def probe_late(launch, token: int, late: int, rank: int, flat: torch.Tensor) -> 
             meeting.arrive()
         with instrumentation.listening() as in_wait:
             result = handle.wait().detach().cpu().clone()
-        return {"missing": missing, "result": result, "launched": (len(in_call), len(in_wait))}
+        return LateLaunch(missing, result, len(in_call), len(in_wait))
 
 
 def the_call_returns_at_once(attempt: Attempt) -> None:
@@ -197,23 +214,24 @@ def the_call_returns_at_once(attempt: Attempt) -> None:
     late, token = attempt.random.choice(members), attempt.draw_seed()
     per_rank = [(rank, flats[rank][0]) for rank in members]
     found = attempt.run(probe_late, token, late, per_rank=per_rank, context=f"rank {late} launches late")
-    if missing := found[late]["missing"]:
+    if missing := found[late].missing:
         message = f"the call did not return within {PATIENCE_S:g} s while rank {late} had not launched yet"
         hint = "So the caller cannot compute anything in the meantime. Hint: which line waits for other ranks?"
         raise Wrong(dict.fromkeys(missing, message), hint)
-    if wrong := {rank: _launched(*result["launched"]) for rank, result in enumerate(found) if result["launched"][1]}:
+    if wrong := {rank: _launched(result) for rank, result in enumerate(found) if result.in_wait}:
         raise Wrong(wrong, "Hint: when should the messages start, so that the caller can compute meanwhile?")
     total = total_of(each[0] for each in flats).view(len(members), -1)
     for rank, result in enumerate(found):
-        if not nearly_equal(result["result"], total[rank]):
-            message = f"rank {late} launches after the others: {first_difference(result['result'], total[rank])}"
+        if not nearly_equal(result.result, total[rank]):
+            message = f"rank {late} launches after the others: {first_difference(result.result, total[rank])}"
             raise Wrong({rank: message}, "Hint: what does wait() wait for before it adds up shards?")
 
 
-def _launched(in_call: int, in_wait: int) -> str:
-    if not in_call:
+def _launched(found: LateLaunch) -> str:
+    if not found.in_call:
         return "the call launched no messages; wait() launched them"
-    return f"the call launched only {in_call} of {in_call + in_wait} messages; wait() launched the others"
+    total = found.in_call + found.in_wait
+    return f"the call launched only {found.in_call} of {total} messages; wait() launched the others"
 
 
 def probe_memory(launch, numel: int) -> int:

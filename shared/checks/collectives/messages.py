@@ -76,16 +76,16 @@ def as_many_bytes_as_the_formula_says(attempt: Attempt) -> None:
     for setting, own, tries in try_varied_calls(attempt):
         members = setting.ranks(attempt.world_size)
         for rank, found in tries.items():
-            judge_neighbors(rank, found["calls"], members)
+            judge_neighbors(rank, found.calls, members)
             judge_volume(
-                attempt.piece, rank, found["calls"], own[rank], len(members), describe_setting(setting, own[rank])
+                attempt.piece, rank, found.calls, own[rank], len(members), describe_setting(setting, own[rank])
             )
 
 
 def all_ranks_send_at_the_same_time(attempt: Attempt) -> None:
     """Steps are counted from each rank's launches and waits. Alternating sends and receives, as in 1.6, are fine."""
     (tries,) = run(attempt, Setting(), draw(attempt, (48,)))
-    took = count_steps({rank: found["events"] for rank, found in enumerate(tries)})
+    took = count_steps({rank: found.events for rank, found in enumerate(tries)})
     messages = budget(attempt.piece, 48, attempt.world_size)[0]
     if took is None or took > 2 * messages:
         noun, expected = "steps", f"{messages}, or {2 * messages} if each rank sends and receives one after the other"
@@ -116,7 +116,7 @@ def one_all_to_all(attempt: Attempt) -> None:
         size = len(tries)
         for rank, found in tries.items():
             most_bytes = size * -(-own[rank].numel() // size) * own[rank].itemsize
-            calls = found["calls"]
+            calls = found.calls
             hint = "Hint: which chunk does each rank need from every other rank?"
             reject_others(rank, calls, ("all_to_all_single", "all_to_all"), hint)
             if len(calls) != 1 or calls[0].payload_bytes > most_bytes:
@@ -126,12 +126,12 @@ def one_all_to_all(attempt: Attempt) -> None:
 
 def n_minus_1_messages_in_few_rounds(attempt: Attempt) -> None:
     for setting, own, tries in try_varied_calls(attempt):
-        calls_of = {rank: found["calls"] for rank, found in tries.items()}
+        calls_of = {rank: found.calls for rank, found in tries.items()}
         judge_tree(calls_of, setting.src or 0, own[0].nbytes, describe_setting(setting, own[0]))
 
 
 def few_turns_with_blocking_calls(attempt: Attempt) -> None:
     (tries,) = run(attempt, Setting(), own := draw(attempt, (attempt.sizes.pick(100, range(50, 2_000)),)))
     for rank, found in enumerate(tries):
-        reject_handles(rank, found["calls"])
-    judge_turns([found["calls"] for found in tries], describe_setting(Setting(), own[0]))
+        reject_handles(rank, found.calls)
+    judge_turns([found.calls for found in tries], describe_setting(Setting(), own[0]))

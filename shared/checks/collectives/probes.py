@@ -6,7 +6,7 @@ As soon as a call returns, its argument is overwritten, so a call that returns t
 import contextlib
 import inspect
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from shared.checks.collectives.mixture import SPOILT, UNTOUCHED
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.late_ranks import launches_unasked
-from shared.checks.engine.steps import EventLog
+from shared.checks.engine.steps import Event, EventLog
 from shared.checks.engine.subgroups import staying_inside
 from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
@@ -51,7 +51,27 @@ class Setting:
         return self.members or tuple(range(world_size))
 
 
-def probe_step(step, setting: Setting, *mine: torch.Tensor) -> list[dict]:
+@dataclass
+class Called:
+    """One call, and the tensors after it. The fields after `tensor` are those of a collective."""
+
+    calls: list[instrumentation.Call] = field(init=False)
+    events: list[Event] = field(init=False)
+    took_s: float = field(init=False)
+    switched_off: bool = field(init=False)  # whether autograd is disabled after the call
+    argument: torch.Tensor = field(init=False)
+    tensor: torch.Tensor | None = None  # the result; in a step, the tensor that is received into
+    kind: str = ""  # the result's type
+    refused: str | None = None  # the message of a ValueError
+    written: bool = False  # whether anything was written to the argument, even if its values are the same
+    torn: bool = False  # whether anything was written beside the argument
+    records: bool = False  # whether the result requires a gradient, or is an inference tensor
+    shares_with: str | None = None  # what else is in the result's memory
+    holds_bytes: int = 0  # of the result's memory
+    changed_later: bool = False  # whether any result has changed after its call
+
+
+def probe_step(step, setting: Setting, *mine: torch.Tensor) -> list[Called]:
     """Send each tensor to the right, into a tensor that holds other values."""
     options, takes_part = _join(setting)
     tries = []
@@ -62,25 +82,22 @@ def probe_step(step, setting: Setting, *mine: torch.Tensor) -> list[dict]:
         with _noting(values), _slow(setting), staying_inside(setting.members), _recorded() as found:
             if takes_part:
                 step(outgoing, incoming, **options)
-        tries.append(found | {"tensor": incoming.cpu().clone(), "argument": outgoing.cpu().clone()})
+        found.tensor, found.argument = incoming.cpu().clone(), outgoing.cpu().clone()
+        tries.append(found)
         outgoing.fill_(SPOILT)
         dist.barrier()  # no rank may free its tensors while a message is still in flight
     return tries
 
 
-def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[dict]:
-    """Call a collective with each tensor. As soon as a call returns, its argument and its result are overwritten.
-
-    Returns:
-        For each tensor, the result, the argument afterwards, the calls, and what the result shares memory with.
-    """
+def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[Called]:
+    """Call a collective with each tensor. As soon as a call returns, its argument and its result are overwritten."""
     options, takes_part = _join(setting)
     tries, storages, results, arguments = [], {}, [], []
     for values in mine:
         memory, argument = _laid_out(values.to(device_here(), copy=True), setting.layout)
         holds = argument.detach()  # the memory of the argument, even if its .data is replaced
         argument.requires_grad_(setting.records)
-        version, result, refused = argument._version, None, None
+        version, result = argument._version, None
         _come(setting)
         with _noting(values), _slow(setting), staying_inside(setting.members), _recorded() as found:
             try:
@@ -89,28 +106,28 @@ def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[
             except ValueError as error:
                 if argument.is_contiguous():
                     raise
-                refused = str(error)
-        found |= {"kind": type(result).__name__, "tensor": None, "refused": refused, "records": False}
+                found.refused = str(error)
+        found.kind = type(result).__name__
         if argument.shape != holds.shape:  # resized in place
             holds = argument.detach()
-        found |= {"argument": holds.cpu().clone(), "written": argument._version != version}
-        found["torn"] = _torn(memory, setting.layout)
+        found.argument, found.written = holds.cpu().clone(), argument._version != version
+        found.torn = _torn(memory, setting.layout)
         if isinstance(result, torch.Tensor):
-            found["tensor"] = result.detach().cpu().clone()
-            found["records"] = result.requires_grad or result.is_inference()
+            found.tensor = result.detach().cpu().clone()
+            found.records = result.requires_grad or result.is_inference()
             storage = result.untyped_storage()
-            found["shares with"] = storages.get(storage.data_ptr()) if result.numel() else None
+            found.shares_with = storages.get(storage.data_ptr()) if result.numel() else None
             if result.numel() and storage.data_ptr() == memory.untyped_storage().data_ptr():
-                found["shares with"] = "argument"
+                found.shares_with = "argument"
             storages[storage.data_ptr()] = "last result"
-            found["holds_bytes"] = storage.nbytes()
+            found.holds_bytes = storage.nbytes()
             with torch.inference_mode(result.is_inference()):
                 results.append(result.detach().fill_(SPOILT))
         arguments.append(holds.fill_(SPOILT))
         tries.append(found)
         dist.barrier()
     for found in tries:
-        found["changed_later"] = any(bool((result != SPOILT).any()) for result in results)
+        found.changed_later = any(bool((result != SPOILT).any()) for result in results)
     for used in (*results, *arguments):  # a later call may allocate this memory and return it without writing to it
         with torch.inference_mode(used.is_inference()):
             used.fill_(UNTOUCHED)
@@ -138,15 +155,15 @@ def probe_gather_around(all_gather, numels: list[int], own: torch.Tensor) -> tor
 @contextlib.contextmanager
 def _recorded():
     """Record one call: what it launched and waited for, how long it took, and whether it disabled autograd."""
-    found, log = {}, EventLog()
+    found, log = Called(), EventLog()
     began_s = time.perf_counter()
     try:
         with completion.watching(log), instrumentation.listening(log.launched) as calls:
             yield found
             instrumentation.synchronize()  # over NCCL, a call returns before its messages are done
     finally:
-        found |= {"calls": calls, "events": log.events, "took_s": time.perf_counter() - began_s}
-        found["switched_off"] = not torch.is_grad_enabled()
+        found.calls, found.events, found.took_s = calls, log.events, time.perf_counter() - began_s
+        found.switched_off = not torch.is_grad_enabled()
         torch.set_grad_enabled(True)
 
 

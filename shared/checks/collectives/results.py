@@ -15,6 +15,7 @@ from shared.checks.collectives.probes import (
     IN_PLACE,
     LATE_S,
     STEPS,
+    Called,
     Setting,
     named,
     probe_collective,
@@ -106,7 +107,7 @@ def varied_calls(attempt: Attempt) -> list[tuple[Setting, list[Draw]]]:
 # -- one attempt, and its expected results
 
 
-def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[tuple[dict, ...]]:
+def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[tuple[Called, ...]]:
     """Call the piece once with each draw. Returns each rank's results, for each draw."""
     probe = probe_step if attempt.piece in STEPS else probe_collective
     several = describe_setting(setting, *(own[0] for own in draws))
@@ -125,7 +126,7 @@ def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[tuple[dict, ..
     return list(zip(*found, strict=True))
 
 
-def try_and_judge(attempt: Attempt, setting: Setting, *draws: Draw) -> list[tuple[dict, ...]]:
+def try_and_judge(attempt: Attempt, setting: Setting, *draws: Draw) -> list[tuple[Called, ...]]:
     """Call the piece once with each draw, and check the result of every rank of the group."""
     tries = run(attempt, setting, *draws)
     for found, own in zip(tries, draws, strict=True):
@@ -140,9 +141,9 @@ def try_varied_calls(attempt: Attempt):
             yield setting, own, {rank: tries[rank] for rank in setting.ranks(attempt.world_size)}
 
 
-def _judge(piece: str, setting: Setting, found: Sequence[dict], own: Draw) -> None:
+def _judge(piece: str, setting: Setting, found: Sequence[Called], own: Draw) -> None:
     members, wrong, hints = setting.ranks(len(own)), {}, [""]
-    if any(found[rank].get("refused") is not None for rank in members):
+    if any(found[rank].refused is not None for rank in members):
         return _judge_refusal(found, setting, own)
     parts = _parts(piece, own, members)
     for index, rank in enumerate(members):
@@ -158,12 +159,12 @@ def _judge(piece: str, setting: Setting, found: Sequence[dict], own: Draw) -> No
 
 
 def _complaint(
-    piece: str, found: dict, own: torch.Tensor, slots: list[Slot], parts: Parts, rank: int
+    piece: str, found: Called, own: torch.Tensor, slots: list[Slot], parts: Parts, rank: int
 ) -> tuple[str, str]:
     """Return what is wrong with one rank's result, and a hint; both are empty if it is right."""
-    result = found["argument" if piece in IN_PLACE else "tensor"]
+    result = found.argument if piece in IN_PLACE else found.tensor
     if result is None:
-        return f"returned {found['kind'].replace('NoneType', 'None')}; expected a tensor", ""
+        return f"returned {found.kind.replace('NoneType', 'None')}; expected a tensor", ""
     reference = torch.cat([parts.value(slot) for slot in slots])
     shape = list(own.shape) if piece in (*IN_PLACE, *STEPS) else list(reference.shape)
     if (list(result.shape), result.dtype) != (shape, own.dtype):
@@ -193,10 +194,10 @@ def _complaint(
     return f"{values} {came.strip()}".strip(), hint
 
 
-def _dropped_handles(found: dict) -> str:
+def _dropped_handles(found: Called) -> str:
     """Name the operations that a call launched, if it waited for fewer of their handles, or return ""."""
-    launched = [call.op for call in found["calls"] if call.is_async]
-    if len(launched) <= sum(event.kind == "wait" for event in found["events"]):
+    launched = [call.op for call in found.calls if call.is_async]
+    if len(launched) <= sum(event.kind == "wait" for event in found.events):
         return ""
     return " or ".join(sorted({f"i{op}" if op in instrumentation.POINT_TO_POINT else op for op in launched}))
 
@@ -222,15 +223,15 @@ def _slots(piece: str, members: tuple[int, ...], index: int, src: int | None) ->
     return [Slot(index, members)]
 
 
-def _judge_refusal(found: Sequence[dict], setting: Setting, own: Draw) -> None:
+def _judge_refusal(found: Sequence[Called], setting: Setting, own: Draw) -> None:
     """Check that an argument is rejected on every rank, before anything has been sent or changed."""
     for rank in setting.ranks(len(own)):
         message = ""
-        if found[rank]["refused"] is None:
+        if found[rank].refused is None:
             message = "another rank raised a ValueError, but this rank did not"
-        elif found[rank]["calls"]:
-            message = f"a ValueError was raised after {describe_calls(found[rank]['calls'])}"
-        elif not torch.equal(found[rank]["argument"], own[rank]):
+        elif found[rank].calls:
+            message = f"a ValueError was raised after {describe_calls(found[rank].calls)}"
+        elif not torch.equal(found[rank].argument, own[rank]):
             message = "a ValueError was raised after the argument had been changed"
         if message:
             raise Wrong(

@@ -11,6 +11,7 @@ from shared.checks.collectives.probes import (
     STEPS,
     STRIDED,
     TRANSPOSED,
+    Called,
     Setting,
     named,
     probe_gather_around,
@@ -57,13 +58,13 @@ def it_returns_when_its_messages_are_done(attempt: Attempt) -> None:
     if attempt.piece == "direct_reduce_scatter":
         return
     for rank, found in enumerate(tries):
-        reject_collectives(rank, found["calls"])
+        reject_collectives(rank, found.calls)
     most = 1 if attempt.piece == "tree_broadcast" else budget(attempt.piece, math.prod(shape), size)[0]
     for number in {attempt.random.randint(1, most), most}:
         setting = Setting(takes_late=(other, number), src=src)
         (tries,) = try_and_judge(attempt, setting, own := draw(attempt, shape))
-        sender = next(r for r, found in enumerate(tries) if any(_goes_to(call, other) for call in found["calls"]))
-        if number == most and device_here().type == "cpu" and tries[sender]["took_s"] < LATE_S / 2:
+        sender = next(r for r, found in enumerate(tries) if any(_goes_to(call, other) for call in found.calls))
+        if number == most and device_here().type == "cpu" and tries[sender].took_s < LATE_S / 2:
             message = (
                 f"{describe_setting(setting, own[0])}: the call returned before rank {other} had received its message"
             )
@@ -77,11 +78,11 @@ def _goes_to(call: instrumentation.Call, rank: int) -> bool:
 def the_argument_is_unchanged(attempt: Attempt) -> None:
     for setting, own, tries in try_varied_calls(attempt):
         for rank, found in tries.items():
-            if not torch.equal(found["argument"], own[rank]):
-                message = first_difference(found["argument"], own[rank], 0.0)
+            if not torch.equal(found.argument, own[rank]):
+                message = first_difference(found.argument, own[rank], 0.0)
                 message = f"{describe_setting(setting, own[rank])}: the argument was changed: {message}"
                 raise Wrong({rank: message}, _HINT_ON_ARGUMENT)
-            if found.get("written"):
+            if found.written:
                 message = f"{describe_setting(setting, own[rank])}: the argument was overwritten and then restored"
                 raise Wrong({rank: message}, _HINT_ON_ARGUMENT)
 
@@ -97,32 +98,32 @@ def the_result_is_new_memory(attempt: Attempt) -> None:
                 _judge_memory(rank, tries[rank], describe_setting(setting, own[rank]), alone)
 
 
-def _judge_memory(rank: int, found: dict, context: str, alone: bool) -> None:
-    if found.get("shares with"):
+def _judge_memory(rank: int, found: Called, context: str, alone: bool) -> None:
+    if found.shares_with:
         raise Wrong(
-            {rank: f"{context}: the result shares memory with the {found['shares with']}; expected memory of its own"},
+            {rank: f"{context}: the result shares memory with the {found.shares_with}; expected memory of its own"},
             "Hint: which line allocates the memory of the result?"
             + (" Does that line also run if there is only one rank?" if alone else ""),
         )
-    if found["changed_later"]:
+    if found.changed_later:
         raise Wrong(
             {rank: f"{context}: a later call changed the result of an earlier one"},
             "Hint: which line allocates the memory of the result, and how often does it run?",
         )
-    if found["tensor"] is not None and found["holds_bytes"] > 2 * found["tensor"].nbytes + 64:
-        many = f"a result of {found['tensor'].nbytes} bytes keeps {found['holds_bytes']} bytes in memory"
+    if found.tensor is not None and found.holds_bytes > 2 * found.tensor.nbytes + 64:
+        many = f"a result of {found.tensor.nbytes} bytes keeps {found.holds_bytes} bytes in memory"
         raise Wrong({rank: f"{context}: {many}"}, "Hint: is the result a view of a larger tensor?")
 
 
 def no_gradient_is_recorded(attempt: Attempt) -> None:
     setting, own = Setting(records=True, src=any_source(attempt)), draw(attempt, even_shape(attempt))
     for rank, found in enumerate(try_and_judge(attempt, setting, own)[0]):
-        if found["records"] and attempt.piece in GIVE_BACK:
+        if found.records and attempt.piece in GIVE_BACK:
             raise Wrong(
                 {rank: "if the argument requires a gradient, the result requires one, too, or is an inference tensor"},
                 "Hint: what does @torch.no_grad() do?",
             )
-        if found["switched_off"]:
+        if found.switched_off:
             raise Wrong({rank: "after the call, autograd is still disabled"}, "Hint: which line enables it again?")
 
 
@@ -196,7 +197,7 @@ def right_or_rejected_if_not_contiguous(attempt: Attempt) -> None:
 def _right_or_rejected(attempt: Attempt, layout: str, shape: tuple[int, ...]) -> None:
     setting, own = Setting(layout=layout, src=any_source(attempt)), draw(attempt, shape)
     for rank, found in enumerate(try_and_judge(attempt, setting, own)[0]):
-        if found["torn"]:
+        if found.torn:
             where = "between those of the argument" if layout == STRIDED else "before or after the argument"
             raise Wrong({rank: f"{describe_setting(setting, own[0])}: elements {where} were changed"})
 
@@ -205,7 +206,7 @@ def every_rank_has_the_same_bits(attempt: Attempt) -> None:
     """If each rank adds up in its own order, replicas drift apart."""
     draws = [draw(attempt, (120,), dtype) for dtype in (torch.float32, torch.bfloat16)]
     for own, tries in zip(draws, try_and_judge(attempt, Setting(), *draws), strict=True):
-        first, *others = [found["argument"] for found in tries]
+        first, *others = [found.argument for found in tries]
         for rank, theirs in enumerate(others, 1):
             if not torch.equal(theirs, first):
                 index = int((theirs != first).nonzero()[0])

@@ -236,8 +236,8 @@ def two_messages_per_bucket(attempt: Attempt) -> None:
     for setting, most in ((plain(attempt, method), 2), (Setting(((5,), (3, 2)), method.arguments), 1)):
         tried = feed(attempt, method, setting, draw_steps(attempt, method, setting, 1))
         for rank, (step,) in tried.found.items():
-            if step["messages"] != most:
-                found = counted(step["messages"], "collective")
+            if step.messages != most:
+                found = counted(step.messages, "collective")
                 evidence = f"{tried.context}: {found} in a step, expected {most}"
                 raise Wrong(
                     {rank: evidence},

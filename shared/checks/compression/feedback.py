@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from shared.checks.compression import hints
-from shared.checks.compression.feeding import Setting, counted, run_steps
+from shared.checks.compression.feeding import Setting, Stepped, counted, run_steps
 from shared.checks.compression.hints import Steps
 from shared.checks.compression.judging import draw_steps, feed, judge_same_bits, judge_steps
 from shared.checks.compression.references import Method, Reference, numel_of
@@ -54,12 +54,18 @@ def train(model, module, batch, steps: int) -> list[float]:
 # -- on a rank
 
 
-def probe_training(piece, arguments: tuple, seed: int, hidden: int, steps: int, x, y) -> dict:
+@dataclass
+class Trained:
+    losses: list[float]
+    state: dict[str, torch.Tensor]
+
+
+def probe_training(piece, arguments: tuple, seed: int, hidden: int, steps: int, x, y) -> Trained:
     module = build(seed, hidden).to(device_here())
     wrapper = earlier_piece("overlapped_ddp", "OverlappedDDP")
     model = wrapper(module, compressor=piece(*arguments), bucket_cap_mb=0.01)
     losses = train(model, module, (x.to(device_here()), y.to(device_here())), steps)
-    return {"losses": losses, "state": {name: p.detach().cpu() for name, p in module.named_parameters()}}
+    return Trained(losses, {name: p.detach().cpu() for name, p in module.named_parameters()})
 
 
 # -- in the kernel
@@ -78,11 +84,11 @@ def judge_learning(attempt: Attempt, method: Method) -> None:
     context = f"a network of {sum(p.numel() for p in module.parameters())} parameters, {method.said}, {steps} steps"
     found = attempt.run(probe_training, method.arguments, seed, hidden, steps, per_rank=shares, context=context)
     for rank, result in enumerate(found):
-        for name, tensor in result["state"].items():
-            if not torch.equal(tensor, found[0]["state"][name]):
+        for name, tensor in result.state.items():
+            if not torch.equal(tensor, found[0].state[name]):
                 evidence = f"{context}: after training, {name} differs from that on rank 0"
                 raise Wrong({rank: evidence}, "Hint: do all ranks get the same gradients, bit for bit?")
-    last = sum(result["losses"][-1] for result in found) / size
+    last = sum(result.losses[-1] for result in found) / size
     most = MARGIN * alone[-1] + SLACK * alone[0]
     if not last <= most:
         raise Wrong(
@@ -162,7 +168,7 @@ class InTurn:
         bucket.flat[turn :: self.every] = sent.to(bucket.flat)
 
 
-def probe_in_turn(bucket_cls, setting: Setting, steps: list) -> list[dict]:
+def probe_in_turn(bucket_cls, setting: Setting, steps: list) -> list[Stepped]:
     return run_steps(InTurn(bucket_cls, *setting.arguments), setting, steps)
 
 
@@ -255,14 +261,14 @@ def _judge(attempt: Attempt, setting: Setting, steps: Steps, method: InTurnMetho
     judge_steps(tried)
     for rank, found in tried.found.items():
         for number, step in enumerate(found, 1):
-            if step["waits"]:
-                waited = counted(step["waits"], "time")
+            if step.waits_in_hooks:
+                waited = counted(step.waits_in_hooks, "time")
                 evidence = f"{tried.context}, step {number}: hooks waited {waited}, expected 0"
                 raise Wrong({rank: evidence}, "Hint: launch() must return at once. Which line waits?")
             expected = method.collectives(setting, number - 1)
-            if step["messages"] != expected:
+            if step.messages != expected:
                 evidence = (
-                    f"{tried.context}, step {number}: {counted(step['messages'], 'collective')} "
-                    f"({', '.join(step['ops'])}), but the compressor launches {expected}"
+                    f"{tried.context}, step {number}: {counted(step.messages, 'collective')} "
+                    f"({', '.join(step.ops)}), but the compressor launches {expected}"
                 )
                 raise Wrong({rank: evidence}, "Hint: which line launches a collective that the compressor does not?")

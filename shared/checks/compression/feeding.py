@@ -95,19 +95,28 @@ class Fed(nn.Module):
         return sum(((p * g.to(p)).sum() for p, g in used), nothing)
 
 
-def probe_feeding(piece, setting: Setting, steps: list[list[Gradients]]) -> list[dict]:
+@dataclass
+class Stepped:
+    """The gradients after a step, and what this rank has sent in it outside of no_sync()."""
+
+    gradients: Gradients
+    sent_bytes: float
+    ops: list[str]
+    dtypes: list[str]
+    messages: int
+    launched_in_hooks: int  # collectives
+    waits_in_hooks: int
+    launched_quietly: int  # collectives inside no_sync()
+    not_waited_for: list[str]  # operations
+
+
+def probe_feeding(piece, setting: Setting, steps: list[list[Gradients]]) -> list[Stepped]:
     """Run one step for each list of micro-batches, with the student's compressor."""
     return run_steps(piece(*setting.arguments), setting, steps)
 
 
-def run_steps(compressor, setting: Setting, steps: list[list[Gradients]]) -> list[dict]:
-    """Run one step for each list of micro-batches.
-
-    Returns:
-        For each step, the gradients after it, the bytes that this rank has sent, how many collectives were launched in
-        hooks, how often hooks have waited, how many collectives were launched inside no_sync(), and the operations for
-        which nothing has waited.
-    """
+def run_steps(compressor, setting: Setting, steps: list[list[Gradients]]) -> list[Stepped]:
+    """Run one step for each list of micro-batches."""
     group, is_member = join_subgroup(setting.in_subgroup)
     if not is_member:
         return []
@@ -122,7 +131,7 @@ def run_steps(compressor, setting: Setting, steps: list[list[Gradients]]) -> lis
     return [_step(model, micro_batches, setting.set_to_none) for micro_batches in steps]
 
 
-def _step(model, micro_batches: list[Gradients], set_to_none: bool) -> dict:
+def _step(model, micro_batches: list[Gradients], set_to_none: bool) -> Stepped:
     model.zero_grad(set_to_none)
     *silent, last = micro_batches
     with instrumentation.listening() as quiet, model.no_sync() if silent else contextlib.nullcontext():
@@ -132,21 +141,23 @@ def _step(model, micro_batches: list[Gradients], set_to_none: bool) -> dict:
     with completion.watching(waits), instrumentation.listening(waits.launched) as calls:
         model(last).backward()
         model.finish_gradient_sync()
-    return {
-        "gradients": [None if p.grad is None else p.grad.detach().cpu().clone() for p in model.module.each],
-        "sent_bytes": sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls),
-        "ops": sorted({call.op for call in calls}),
-        "dtypes": sorted({call.dtype for call in calls}),
-        "messages": len(calls),
-        "launched": waits.launched_in_hooks,
-        "waits": waits.in_hooks,
-        "quiet": len(quiet),
-        "not_waited_for": [operation for _, operation in waits.not_waited_for.values()],
-    }
+    return Stepped(
+        gradients=[None if p.grad is None else p.grad.detach().cpu().clone() for p in model.module.each],
+        sent_bytes=sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls),
+        ops=sorted({call.op for call in calls}),
+        dtypes=sorted({call.dtype for call in calls}),
+        messages=len(calls),
+        launched_in_hooks=waits.launched_in_hooks,
+        waits_in_hooks=waits.in_hooks,
+        launched_quietly=len(quiet),
+        not_waited_for=[operation for _, operation in waits.not_waited_for.values()],
+    )
 
 
-def probe_two_models(piece, setting: Setting, steps: list[list[Gradients]], others: list[list[Gradients]]) -> list:
-    """Train two models in turn with one compressor. Returns the gradients of the first one after each step."""
+def probe_two_models(
+    piece, setting: Setting, steps: list[list[Gradients]], others: list[list[Gradients]]
+) -> list[Stepped]:
+    """Train two models in turn with one compressor. Returns the steps of the first one."""
     wrapper = earlier_piece("overlapped_ddp", "OverlappedDDP")
     compressor = piece(*setting.arguments)
     models = [

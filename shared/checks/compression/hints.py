@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shared.checks.compression.feeding import Gradients, Setting
+from shared.checks.compression.feeding import Gradients, Setting, Stepped
 from shared.checks.compression.references import Int8, PowerSGD, TopK, matrix_of
 from shared.checks.engine.compare import total_of
 
@@ -26,14 +26,14 @@ class Tried:
     setting: Setting
     steps: Steps
     members: list[int]
-    found: dict[int, list[dict]]  # by global rank, for each step
+    found: dict[int, list[Stepped]]  # by global rank, for each step
 
     @property
     def context(self) -> str:
         return f"{self.method.said}, {self.setting}"
 
     def results(self, rank: int, step: int) -> Gradients:
-        return self.found[rank][step]["gradients"]
+        return self.found[rank][step].gradients
 
     def means(self, step: int) -> list[torch.Tensor]:
         """Return the mean gradients of a step, in float64."""

@@ -209,29 +209,29 @@ def judge_wire(tried: Tried) -> None:
     for rank in tried.members:
         for number, step in enumerate(tried.found[rank], 1):
             context = f"{tried.context}, step {number}"
-            if step["quiet"]:
-                quiet = counted(step["quiet"], "collective")
+            if step.launched_quietly:
+                quiet = counted(step.launched_quietly, "collective")
                 raise Wrong({rank: f"{context}: launched {quiet} inside no_sync(), expected none"})
-            if abs(step["sent_bytes"] - expected) > 0.5:
-                sent = f"sent {step['sent_bytes']:,.0f} bytes ({', '.join(step['ops'])}; {', '.join(step['dtypes'])})"
+            if abs(step.sent_bytes - expected) > 0.5:
+                sent = f"sent {step.sent_bytes:,.0f} bytes ({', '.join(step.ops)}; {', '.join(step.dtypes)})"
                 raise Wrong(
                     {rank: f"{context}: {sent}, expected {expected:,.0f}"},
                     "Hint: which tensors are sent, of which lengths and dtypes?",
                 )
-            if count > 1 and step["launched"] < len(buckets):
-                launched = counted(step["launched"], "collective")
+            if count > 1 and step.launched_in_hooks < len(buckets):
+                launched = counted(step.launched_in_hooks, "collective")
                 raise Wrong(
                     {rank: f"{context}: hooks launched {launched} for {counted(len(buckets), 'bucket')}"},
                     "Hint: what happens before the first yield?",
                 )
-            if barriers := [op for op in step["ops"] if "barrier" in op]:
+            if barriers := [op for op in step.ops if "barrier" in op]:
                 raise Wrong(
                     {rank: f"{context}: launched a {barriers[0]}, expected none"},
                     "A barrier makes all ranks wait for the slowest one. Hint: which handle should you yield instead?",
                 )
-            if step["waits"]:
+            if step.waits_in_hooks:
                 raise Wrong(
-                    {rank: f"{context}: hooks waited {counted(step['waits'], 'time')}, expected 0"},
+                    {rank: f"{context}: hooks waited {counted(step.waits_in_hooks, 'time')}, expected 0"},
                     "Hint: launch() must return at once. Which line waits before the first yield?",
                 )
 
@@ -299,7 +299,7 @@ def judge_waited(tried: Tried) -> None:
     """Check that every operation has been waited for before the result is used."""
     for rank in tried.members:
         for number, step in enumerate(tried.found[rank], 1):
-            if operations := step["not_waited_for"]:
+            if operations := step.not_waited_for:
                 raise Wrong(
                     {rank: f"{tried.context}: in step {number}, nothing waits for {', '.join(operations)}"},
                     "Its result may not be complete when you use it. Hint: which handles have you yielded?",

@@ -1,5 +1,7 @@
 """Judge how values are quantized: their integers, their scales, and the values that these stand for."""
 
+from dataclasses import dataclass
+
 import torch
 
 from shared.checks.engine.attempts import Attempt
@@ -15,12 +17,18 @@ _ROUNDING = 1e-5  # more than a hundred rounding errors of float32
 # -- on a rank
 
 
-def probe_quantize(quantize, values: torch.Tensor) -> dict:
+@dataclass
+class Quantized:
+    integers: torch.Tensor
+    scales: torch.Tensor
+    kept: bool  # whether the argument is unchanged
+
+
+def probe_quantize(quantize, values: torch.Tensor) -> Quantized:
     values = values.to(device_here())
     before = values.clone()
     integers, scales = quantize(values)
-    untouched = torch.equal(values, before)
-    return {"integers": integers.cpu(), "scales": scales.cpu(), "untouched": untouched}
+    return Quantized(integers.cpu(), scales.cpu(), torch.equal(values, before))
 
 
 def probe_dequantize(dequantize, integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -59,7 +67,7 @@ def awkward_blocks_are_quantized(attempt: Attempt) -> None:
 
 def _judge_quantized(attempt: Attempt, values: torch.Tensor, context: str) -> None:
     (found,) = attempt.run(probe_quantize, values, context=context)
-    integers, scales, blocks = found["integers"], found["scales"], values.double().unflatten(-1, (-1, BLOCK))
+    integers, scales, blocks = found.integers, found.scales, values.double().unflatten(-1, (-1, BLOCK))
     shapes = {"integers": (integers, values.shape, torch.int8), "scales": (scales, blocks.shape[:-1], torch.float32)}
     for name, (tensor, shape, dtype) in shapes.items():
         if tensor.dtype != dtype:
@@ -72,7 +80,7 @@ def _judge_quantized(attempt: Attempt, values: torch.Tensor, context: str) -> No
                 if tensor.numel() != shape.numel()
                 else "Hint: the number of elements is right. Which line gives them the wrong dimensions?",
             )
-    if not found["untouched"]:
+    if not found.kept:
         raise Wrong(f"{context}: quantize() has changed its argument", "Hint: which operation works in place?")
     expected = (blocks.abs().amax(-1) / LEVELS).clamp(min=TINY)
     off = (scales.double() / expected - 1).abs()

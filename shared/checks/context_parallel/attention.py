@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shared.checks.context_parallel import probes
-from shared.checks.context_parallel.probes import ALL_TO_ALL, FORWARD, Setting
+from shared.checks.context_parallel.probes import ALL_TO_ALL, FORWARD, Attended, Setting
 from shared.checks.context_parallel.sequences import expect_error, judge, shard, tokens_of
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.failures import Wrong
@@ -56,7 +56,7 @@ def draw(attempt: Attempt, setting: Setting) -> Whole:
     return compute(tensors, setting.causal)
 
 
-def try_it(attempt: Attempt, setting: Setting) -> tuple[Whole, dict[int, dict]]:
+def try_it(attempt: Attempt, setting: Setting) -> tuple[Whole, dict[int, Attended]]:
     """Run the student's function on shards. Returns the whole sequence, and what each rank of the group found."""
     members = members_of(attempt, setting.in_subgroup)
     whole, size = draw(attempt, setting), len(members)
@@ -69,7 +69,7 @@ def try_it(attempt: Attempt, setting: Setting) -> tuple[Whole, dict[int, dict]]:
     return whole, {rank: found[rank] for rank in members}
 
 
-def judge_results(setting: Setting, whole: Whole, found: dict[int, dict], tolerance: float = 1e-10) -> None:
+def judge_results(setting: Setting, whole: Whole, found: dict[int, Attended], tolerance: float = 1e-10) -> None:
     """Compare outputs and, if there are any, gradients with those of one process."""
 
     def parts(tensor: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -81,10 +81,10 @@ def judge_results(setting: Setting, whole: Whole, found: dict[int, dict], tolera
         mistakes = wrong_outputs(setting, whole, index_of[rank], len(found))
         return next((hint for hint, wrong in mistakes.items() if is_close(output, wrong)), "")
 
-    outputs = {rank: each["output"] for rank, each in found.items()}
+    outputs = {rank: each.output for rank, each in found.items()}
     judge(outputs, parts(whole.output), f"{setting}: the output", hint_on_output, tolerance)
     if setting.piece == FORWARD:
-        log_sums = {rank: each["log_sum"] for rank, each in found.items()}
+        log_sums = {rank: each.log_sum for rank, each in found.items()}
         hint = "Hint: the log-sum-exp of which keys belongs to this output?"
         judge(log_sums, parts(whole.log_sum), f"{setting}: the log-sum-exp", lambda *_: hint, tolerance)
     if not setting.differentiates:
@@ -95,10 +95,10 @@ def judge_results(setting: Setting, whole: Whole, found: dict[int, dict], tolera
             mistakes = wrong_gradients(setting, whole, number, index_of[rank], len(found))
             return next((hint for hint, wrong in mistakes.items() if is_close(gradient, wrong)), HINT_ON_TERMS[number])
 
-        gradients = {rank: each["gradients"][number] for rank, each in found.items()}
+        gradients = {rank: each.gradients[number] for rank, each in found.items()}
         what = f"{setting}: the output is right, but the gradient of the {name}"
         judge(gradients, parts(whole.gradients[number]), what, hint_on_gradient, tolerance)
-    if changed := {rank: f"{setting}: q, k or v was changed" for rank, each in found.items() if not each["kept"]}:
+    if changed := {rank: f"{setting}: q, k or v was changed" for rank, each in found.items() if not each.kept}:
         raise Wrong(changed, "Hint: which tensor do you write to?")
 
 
@@ -204,12 +204,12 @@ def accumulates_in_float32(attempt: Attempt) -> None:
     """Merging in bf16 rounds once per block, so the error is several times that of rounding the result once."""
     setting = Setting(attempt.piece, tokens=16, width=16, batch=4, dtype=torch.bfloat16, causal=False)
     whole, found = try_it(attempt, setting)
-    results = {"output": (whole.output, torch.bfloat16)}
-    if setting.piece == FORWARD:
-        results = {"output": (whole.output, torch.float32), "log_sum": (whole.log_sum, torch.float32)}
     for index, (rank, each) in enumerate(found.items()):
-        pairs = {name: (each[name], right, dtype) for name, (right, dtype) in results.items()}
-        for number, gradient in enumerate(each.get("gradients", [])):
+        pairs: dict[str, tuple] = {"output": (each.output, whole.output, torch.bfloat16)}
+        if setting.piece == FORWARD:
+            pairs["output"] = each.output, whole.output, torch.float32
+            pairs["log_sum"] = each.log_sum, whole.log_sum, torch.float32
+        for number, gradient in enumerate(each.gradients):
             pairs[f"gradient of the {NAMES[number]}"] = gradient, whole.gradients[number], torch.bfloat16
         for name, (tensor, right, dtype) in pairs.items():
             expected = shard(right, 2, index, len(found), setting.zigzag)

@@ -51,11 +51,19 @@ class Training:
         return f"{order_name(self.balanced)}, {self.tokens} tokens per rank{padding}"
 
 
-def probe(wrapper, case: Training, seed: int, tokens: torch.Tensor, targets: torch.Tensor) -> dict:
-    """Take one step, without the optimizer."""
+@dataclass
+class Stepped:
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor | None]
+    shapes: list[list[int]]  # of the tokens in each forward of the GPT
+    collectives: list[instrumentation.Call]  # of the forward
+
+
+def probe(wrapper, case: Training, seed: int, tokens: torch.Tensor, targets: torch.Tensor) -> Stepped | None:
+    """Take one step, without the optimizer. Return None on a rank outside of the group."""
     group, member = join_subgroup(case.in_subgroup)
     if not member:
-        return {}
+        return None
     gpt = case.build(seed).to(device_here())
     seen = []
     gpt.register_forward_pre_hook(lambda module, args: seen.append(list(args[0].shape)))
@@ -72,7 +80,7 @@ def probe(wrapper, case: Training, seed: int, tokens: torch.Tensor, targets: tor
     dist.barrier(group)
     gradients = {name: None if p.grad is None else p.grad.cpu() for name, p in gpt.named_parameters()}
     collectives = [call for call in calls if call.op not in ("send", "recv")]
-    return {"loss": loss.detach().cpu(), "gradients": gradients, "shapes": seen, "collectives": collectives}
+    return Stepped(loss.detach().cpu(), gradients, seen, collectives)
 
 
 def judge_step(attempt: Attempt, case: Training) -> None:
@@ -94,14 +102,14 @@ def judge_step(attempt: Attempt, case: Training) -> None:
     expected = loss.detach()
     mistakes = wrong_losses(case, model, tokens, targets, logits.detach(), size)
     for rank, each in found.items():
-        if each["shapes"] and each["shapes"][0] != [BATCH, case.tokens]:
-            message = f"{case}: the GPT got tokens of shape {each['shapes'][0]}; expected {[BATCH, case.tokens]}"
+        if each.shapes and each.shapes[0] != [BATCH, case.tokens]:
+            message = f"{case}: the GPT got tokens of shape {each.shapes[0]}; expected {[BATCH, case.tokens]}"
             raise Wrong({rank: message}, "Hint: which tokens does this rank compute?")
 
     def hint(rank: int, value: torch.Tensor) -> str:
         return next((text for text, wrong in mistakes.items() if torch.allclose(value, wrong, rtol=1e-9)), "")
 
-    judge({rank: each["loss"] for rank, each in found.items()}, dict.fromkeys(found, expected), f"{case}: loss", hint)
+    judge({rank: each.loss for rank, each in found.items()}, dict.fromkeys(found, expected), f"{case}: loss", hint)
     for name, parameter in model.named_parameters():
         right = parameter.grad
         assert right is not None
@@ -113,10 +121,10 @@ def judge_step(attempt: Attempt, case: Training) -> None:
                 return f"It is {size} times too small. {HINT_ON_SUM}"
             return "The loss is right. Hint: through which operations does the gradient of this rank's term flow?"
 
-        gradients = {rank: each["gradients"][name] for rank, each in found.items()}
+        gradients = {rank: each.gradients[name] for rank, each in found.items()}
         judge(gradients, dict.fromkeys(found, right), f"{case}: the gradient of {name}", hint_on_scale)
     for rank, each in found.items():
-        collectives = each["collectives"]
+        collectives = each.collectives
         if sum(call.payload_bytes for call in collectives) > 3 * 8:
             message = f"{case}: forward has {describe_calls(collectives)}; expected at most 3 elements"
             raise Wrong({rank: message}, "Hint: which numbers do the ranks have to add up?")

@@ -1,5 +1,7 @@
 """Check visible_pairs and merge, which send nothing, against brute force."""
 
+from dataclasses import dataclass
+
 import torch
 
 from shared.checks.context_parallel.sequences import judge, tokens_of
@@ -83,7 +85,14 @@ def partial(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tupl
     return scores.softmax(-1) @ value, scores.logsumexp(-1, keepdim=True)
 
 
-def probe_merge(merge, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> dict:
+@dataclass
+class Merged:
+    output: torch.Tensor
+    log_sum: torch.Tensor
+    kept: bool  # whether the parts are unchanged
+
+
+def probe_merge(merge, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> Merged:
     """Merge the parts from left to right."""
     parts = [(output.to(device_here()), log_sum.to(device_here())) for output, log_sum in parts]
     before = [[tensor.clone() for tensor in part] for part in parts]
@@ -93,7 +102,7 @@ def probe_merge(merge, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> dict:
         if not isinstance(result, tuple) or len(result) != 2:
             raise AssertionError(f"merge returned a {type(result).__name__}; expected a tuple of two tensors")
     kept = all(torch.equal(a, b) for old, new in zip(before, parts, strict=True) for a, b in zip(old, new, strict=True))
-    return {"output": result[0].cpu(), "log_sum": result[1].cpu(), "kept": kept}
+    return Merged(result[0].cpu(), result[1].cpu(), kept)
 
 
 def _judge_merge(attempt: Attempt, keys: list[int], scale: float = 1.0, dtype=torch.float64) -> None:
@@ -121,11 +130,12 @@ def _judge_merge(attempt: Attempt, keys: list[int], scale: float = 1.0, dtype=to
             return "Hint: how large is the largest exponent? Which difference is never above 0?"
         return "Hint: which share of the sum of all exponentials does each part have?"
 
-    for name, expected in {"output": expected_output, "log_sum": expected_log_sum}.items():
-        if found[name].dtype != dtype:
-            raise Wrong(f"{context}: the {name} is in {found[name].dtype}; expected {dtype}, which you get")
-        judge({0: found[name]}, {0: expected}, f"{context}: the {name}", hint, tolerance)
-    if not found["kept"]:
+    pairs = {"output": (found.output, expected_output), "log_sum": (found.log_sum, expected_log_sum)}
+    for name, (actual, expected) in pairs.items():
+        if actual.dtype != dtype:
+            raise Wrong(f"{context}: the {name} is in {actual.dtype}; expected {dtype}, which you get")
+        judge({0: actual}, {0: expected}, f"{context}: the {name}", hint, tolerance)
+    if not found.kept:
         raise Wrong(f"{context}: an argument was overwritten", "Hint: which of your operations work in place?")
 
 

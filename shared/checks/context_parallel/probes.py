@@ -1,7 +1,6 @@
 """Run attention on shards of a sequence on one rank, and record what it computes, sends and waits for."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -65,6 +64,13 @@ class Products(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@dataclass
+class Recorded:
+    calls: list[instrumentation.Call]
+    events: list[Event]
+    flops: int
+
+
 class Phase:
     """Records one direction: its calls, and on demand its events or its multiplications."""
 
@@ -85,9 +91,9 @@ class Phase:
             instrumentation.synchronize()
         return result
 
-    def found(self) -> dict:
+    def found(self) -> Recorded:
         flops = self.counter.get_total_flops() if self.setting.counts else 0
-        return {"calls": self.calls, "events": self.log.events, "flops": flops}
+        return Recorded(self.calls, self.log.events, flops)
 
 
 def call(piece, setting: Setting, group, tensors: list[torch.Tensor]):
@@ -101,8 +107,19 @@ def call(piece, setting: Setting, group, tensors: list[torch.Tensor]):
     return piece(*tensors, **options)
 
 
-def attention(piece, setting: Setting, *shards: torch.Tensor) -> dict:
-    """Run forward, and backward if the function is differentiable.
+@dataclass
+class Attended:
+    """What a rank computes. ring_forward has a log-sum-exp, and the others have gradients of q, k and v."""
+
+    phases: dict[str, Recorded]  # "forward" and, if there are gradients, "backward"
+    output: torch.Tensor
+    log_sum: torch.Tensor | None
+    gradients: list[torch.Tensor | None]
+    kept: bool  # whether q, k and v are unchanged
+
+
+def attention(piece, setting: Setting, *shards: torch.Tensor) -> Attended | None:
+    """Run forward, and backward if the function is differentiable. Return None on a rank outside of the group.
 
     Args:
         piece: The student's function.
@@ -111,30 +128,30 @@ def attention(piece, setting: Setting, *shards: torch.Tensor) -> dict:
     """
     group, member = join_subgroup(setting.in_subgroup)
     if not member:
-        return {}
+        return None
     *tensors, gradient = (each.to(device_here()) for each in shards)
     tensors = [each.requires_grad_(setting.differentiates) for each in tensors]
     before = [each.detach().clone() for each in tensors]
     forward, backward = Phase(setting), Phase(setting)
     result = forward.run(lambda: call(piece, setting, group, tensors))
     dist.barrier(group)
-    found: dict[str, Any] = {"forward": forward.found()}
+    phases, log_sum, gradients = {"forward": forward.found()}, None, []
     if setting.piece == FORWARD:
         if not isinstance(result, tuple) or len(result) != 2:
             raise AssertionError(f"ring_forward returned a {type(result).__name__}; expected a tuple of two tensors")
-        found |= {"output": result[0].cpu(), "log_sum": result[1].cpu()}
+        output, log_sum = result[0].cpu(), result[1].cpu()
     else:
         if not isinstance(result, torch.Tensor):
             raise AssertionError(f"{setting.piece} returned a {type(result).__name__}; expected a tensor")
-        found["output"] = result.detach().cpu().clone()
+        output = result.detach().cpu().clone()
         if not result.requires_grad:
             raise AssertionError("the output does not require a gradient, although q, k and v do")
         backward.run(lambda: result.backward(gradient))
         dist.barrier(group)
-        found["backward"] = backward.found()
-        found["gradients"] = [None if each.grad is None else each.grad.cpu() for each in tensors]
-    found["kept"] = all(torch.equal(a, b.detach()) for a, b in zip(before, tensors, strict=True))
-    return found
+        phases["backward"] = backward.found()
+        gradients = [None if each.grad is None else each.grad.cpu() for each in tensors]
+    unchanged = all(torch.equal(a, b.detach()) for a, b in zip(before, tensors, strict=True))
+    return Attended(phases, output, log_sum, gradients, unchanged)
 
 
 def kept(ring_attention, most_bytes: int, *shards: torch.Tensor) -> int:

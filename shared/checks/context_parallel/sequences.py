@@ -1,6 +1,8 @@
 """Check shard_sequence and unshard_sequence: which tokens a rank gets, and what is sent."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -34,7 +36,7 @@ def order_name(balanced: bool) -> str:
     return "balanced" if balanced else "not balanced"
 
 
-def judge(found: dict[int, torch.Tensor], expected: dict[int, torch.Tensor], what: str, hint, tolerance=1e-10) -> None:
+def judge(found: Mapping[int, object], expected: dict[int, torch.Tensor], what: str, hint, tolerance=1e-10) -> None:
     """Compare a tensor of each rank with what it should be.
 
     Args:
@@ -93,11 +95,19 @@ class Sequence:
         return f"shape {list(self.shape)} along dim {self.dim}, {order_name(self.balanced)}"
 
 
-def probe(piece, case: Sequence, tensor: torch.Tensor) -> dict:
-    """Call the piece on this rank. Returns the result, what it sends, and the gradient of the argument."""
+@dataclass
+class Outcome:
+    result: Any
+    kept: bool  # whether the argument is unchanged
+    sent_bytes: float
+    gradient: torch.Tensor | None = None  # of the argument
+
+
+def probe(piece, case: Sequence, tensor: torch.Tensor) -> Outcome | None:
+    """Call the piece on this rank. Return None outside of the group."""
     group, member = join_subgroup(case.in_subgroup)
     if not member:
-        return {}
+        return None
     tensor = tensor.to(device_here()).requires_grad_(case.records)
     before = tensor.detach().clone()
     options = {} if group is None else {"group": group}
@@ -105,19 +115,19 @@ def probe(piece, case: Sequence, tensor: torch.Tensor) -> dict:
     with instrumentation.listening() as calls:
         result = piece(tensor, case.dim, **options)
         instrumentation.synchronize()
-    found = {"result": result, "kept": torch.equal(before, tensor.detach())}
-    found["sent"] = sum(sent_bytes_of(call, torch.distributed.get_rank()) for call in calls)
+    sent_bytes = sum(sent_bytes_of(call, torch.distributed.get_rank()) for call in calls)
+    found = Outcome(result, torch.equal(before, tensor.detach()), sent_bytes)
     if isinstance(result, torch.Tensor):
-        found["result"] = result.detach().cpu().clone()
+        found.result = result.detach().cpu().clone()
     if case.records and isinstance(result, torch.Tensor) and result.requires_grad:
         result.sum().backward()
         assert tensor.grad is not None, "the argument has no gradient after backward()"
-        found["gradient"] = tensor.grad.cpu()
+        found.gradient = tensor.grad.cpu()
     torch.distributed.barrier(group)
     return found
 
 
-def try_to_shard(attempt: Attempt, case: Sequence) -> dict[int, dict]:
+def try_to_shard(attempt: Attempt, case: Sequence) -> dict[int, Outcome]:
     """Shard one sequence, and judge what each rank gets."""
     members = members_of(attempt, case.in_subgroup)
     whole, size = case.draw(attempt), len(members)
@@ -135,14 +145,14 @@ def try_to_shard(attempt: Attempt, case: Sequence) -> dict[int, dict]:
             return HINT_ON_OTHER_ORDER
         return HINT_ON_ZIGZAG if case.balanced else ""
 
-    results = {rank: found[rank]["result"] for rank in members}
+    results = {rank: found[rank].result for rank in members}
     judge(results, expected, f"{case}: the shard", hint)
     _judge_argument({rank: found[rank] for rank in members}, case)
     return {rank: found[rank] for rank in members}
 
 
-def _judge_argument(found: dict[int, dict], case: Sequence) -> None:
-    if changed := {rank: f"{case}: the argument was changed" for rank, each in found.items() if not each["kept"]}:
+def _judge_argument(found: dict[int, Outcome], case: Sequence) -> None:
+    if changed := {rank: f"{case}: the argument was changed" for rank, each in found.items() if not each.kept}:
         raise Wrong(changed, "Hint: which tensor do you write to?")
 
 
@@ -169,12 +179,12 @@ def shards_pass_gradients(attempt: Attempt) -> None:
     case = Sequence((2, 4 * attempt.world_size), 1, records=True)
     for index, (rank, found) in enumerate(try_to_shard(attempt, case).items()):
         message = f"{case}: the shard does not require a gradient, although the sequence does"
-        if "gradient" not in found:
+        if found.gradient is None:
             raise Wrong({rank: message}, "Hint: which line takes the tensor out of the graph?")
         expected = torch.zeros(case.shape, dtype=torch.float64)
         own = shard(torch.arange(case.shape[1]), 0, index, attempt.world_size, True)
         expected[:, own] = 1
-        judge({rank: found["gradient"]}, {rank: expected}, f"{case}: the gradient of the sequence", lambda *_: "")
+        judge({rank: found.gradient}, {rank: expected}, f"{case}: the gradient of the sequence", lambda *_: "")
 
 
 def shard_rejects_other_lengths(attempt: Attempt) -> None:
@@ -211,7 +221,7 @@ def probe_error(piece, probe_it, case, *tensors: torch.Tensor) -> str:
     return "no error"
 
 
-def try_to_unshard(attempt: Attempt, case: Sequence) -> dict[int, dict]:
+def try_to_unshard(attempt: Attempt, case: Sequence) -> dict[int, Outcome]:
     """Unshard one sequence, and judge what each rank gets."""
     members = members_of(attempt, case.in_subgroup)
     whole, size = case.draw(attempt), len(members)
@@ -226,7 +236,7 @@ def try_to_unshard(attempt: Attempt, case: Sequence) -> dict[int, dict]:
             return "The shards are concatenated in rank order. Hint: where in the sequence does each chunk belong?"
         return HINT_ON_REVERSED if case.balanced else HINT_ON_OTHER_ORDER
 
-    results = {rank: found[rank]["result"] for rank in members}
+    results = {rank: found[rank].result for rank in members}
     judge(results, dict.fromkeys(members, whole), f"{case}: the sequence", hint)
     _judge_argument({rank: found[rank] for rank in members}, case)
     return {rank: found[rank] for rank in members}
@@ -255,8 +265,8 @@ def unshard_sends_each_shard_once(attempt: Attempt) -> None:
     case = Sequence((3, length), 1)
     most_bytes = 3 * length * 8 * (size - 1) / size
     for rank, found in try_to_unshard(attempt, case).items():
-        if found["sent"] > most_bytes + 1:
-            message = f"{case}: sent {found['sent']:,.0f} bytes; expected at most {most_bytes:,.0f}"
+        if found.sent_bytes > most_bytes + 1:
+            message = f"{case}: sent {found.sent_bytes:,.0f} bytes; expected at most {most_bytes:,.0f}"
             raise Wrong({rank: message}, "Hint: how often does each rank need each shard?")
 
 

@@ -30,7 +30,7 @@ def neighbors_send_few_bytes(attempt: Attempt) -> None:
         most = {"forward": (size - 1) * block, "backward": (2 * size - 1) * block if size > 1 else 0}
         for rank, each in found.items():
             for phase in phases_of(setting):
-                _judge_ring(rank, each[phase]["calls"], most[phase], f"{setting}: {phase}")
+                _judge_ring(rank, each.phases[phase].calls, most[phase], f"{setting}: {phase}")
 
 
 def _judge_ring(rank: int, calls: list, most_bytes: int, context: str) -> None:
@@ -58,7 +58,7 @@ def swaps_send_few_bytes(attempt: Attempt) -> None:
     most_bytes = 4 * own_bytes * (size - 1) / size
     for rank, each in found.items():
         for phase in phases_of(setting):
-            calls = each[phase]["calls"]
+            calls = each.phases[phase].calls
             sent_bytes = sum(sent_bytes_of(call, rank) for call in calls)
             if sent_bytes > most_bytes + 1:
                 message = f"{setting}: {phase} sends {sent_bytes:,.0f} bytes; expected at most {most_bytes:,.0f}"
@@ -73,7 +73,7 @@ def transfers_overlap(attempt: Attempt) -> None:
     _whole, found = try_it(attempt, setting)
     for rank, each in found.items():
         for phase in phases_of(setting):
-            if message := _exposed(each[phase]["events"], exempts_last=phase == "backward"):
+            if message := _exposed(each.phases[phase].events, exempts_last=phase == "backward"):
                 raise Wrong({rank: f"{setting}: {phase}: {message}"}, HINT_ON_LAUNCH)
 
 
@@ -104,7 +104,7 @@ def hidden_pairs_are_skipped(attempt: Attempt) -> None:
         for causal in (True, False):
             setting = Setting(attempt.piece, causal=causal, balanced=balanced, counts=True)
             _whole, found = try_it(attempt, setting)
-            multiplications[causal] = [each[phase]["flops"] for each in found.values() for phase in phases_of(setting)]
+            multiplications[causal] = [done.flops for each in found.values() for done in each.phases.values()]
         phases = len(phases_of(setting))
         for number, (masked, every) in enumerate(zip(multiplications[True], multiplications[False], strict=True)):
             index, phase = divmod(number, phases)

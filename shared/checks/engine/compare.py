@@ -99,10 +99,6 @@ def mistakes_in_a_mean(mean: torch.Tensor, index: int, own: torch.Tensor) -> Ite
     yield own[index], "It is this rank's own gradient. Hint: which tensor holds the sum?"
 
 
-def by_rank(found: list[dict], what: str, members: list[int] | None = None) -> dict[int, dict]:
-    return {rank: found[rank][what] for rank in members or range(len(found))}
-
-
 def judge_gradients(found: dict[int, dict], reference: dict, local: dict[int, dict], context: str) -> None:
     """Compare every rank's gradients with those of one process, and hint at the likely cause of a difference.
 
@@ -247,16 +243,20 @@ _HINTS_ON_STATE = {  # by the name of the first wrong tensor, which shows what w
 }
 
 
-def reject_frozen_gradients(found: dict[int, dict], model: str) -> None:
+def reject_frozen_gradients(frozen: dict[int, list[str]], model: str) -> None:
     """Check that no frozen parameter has a gradient.
+
+    Args:
+        frozen: The frozen parameters that have one, by global rank.
+        model: The name of the model.
 
     Raises:
         Wrong: If one has.
     """
     wrong = {
-        rank: f"{awkward.describe(model)}: {result['frozen'][0]} is frozen, but its .grad is not None"
-        for rank, result in found.items()
-        if result["frozen"]
+        rank: f"{awkward.describe(model)}: {names[0]} is frozen, but its .grad is not None"
+        for rank, names in frozen.items()
+        if names
     }
     if wrong:
         raise Wrong(wrong, "Hint: what would weight decay do to a frozen parameter whose .grad is zeros?")

@@ -27,8 +27,8 @@ LEAST_HIDDEN_BYTES = 4096  # smaller arrays are ignored, because every program h
 PADDING_BYTES = 64  # per parameter, because some implementations align each gradient
 
 
-def probe_footprint(wrapper, model: str, options: dict, least_bytes: int, seed: int, x, y) -> dict:
-    """Train three steps. Returns the bytes that are held besides the module, and those of the gradients' storages."""
+def probe_footprint(wrapper, model: str, options: dict, least_bytes: int, seed: int, x, y) -> int:
+    """Train three steps. Returns the bytes that are held besides the module."""
     module = awkward.build(model, seed).to(device_here())
     x, y = x.to(device_here()), y.to(device_here())
     before_bytes = living_bytes()
@@ -39,13 +39,7 @@ def probe_footprint(wrapper, model: str, options: dict, least_bytes: int, seed: 
             module.zero_grad()
         awkward.loss_of(wrapped, x, y).backward()
         wrapped.finish_gradient_sync()
-    held_bytes = settled_bytes(least_bytes, before_bytes)
-    gradients = {p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage() for p in _with_gradient(module)}
-    return {"held": held_bytes, "gradients": sum(storage.nbytes() for storage in gradients.values())}
-
-
-def _with_gradient(module) -> list:
-    return [p for p in module.parameters() if p.grad is not None]
+    return settled_bytes(least_bytes, before_bytes)
 
 
 def living_bytes() -> int:
@@ -109,10 +103,10 @@ def judge_footprint(attempt: Attempt, model: str, options: dict, context: str) -
     most = one_copy + PADDING_BYTES * len(list(awkward.build(model, 0).parameters()))
     found = attempt.run(probe_footprint, model, options, most, per_rank=draw.per_rank)
     wrong = {
-        rank: f"{context}: after three steps, gradients and buckets hold {result['held']:,} bytes; "
+        rank: f"{context}: after three steps, gradients and buckets hold {held_bytes:,} bytes; "
         f"expected {one_copy:,} bytes, the size of the gradients"
-        for rank, result in enumerate(found)
-        if result["held"] > most
+        for rank, held_bytes in enumerate(found)
+        if held_bytes > most
     }
     if wrong:
         raise Wrong(

@@ -6,11 +6,13 @@ Every rank runs its wrapper through the same loop. The kernel computes each rank
 import contextlib
 from dataclasses import dataclass, field
 
+import torch
+
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import judge_gradients
 from shared.checks.engine.late_ranks import Rendezvous, launches_unasked, rehearsed
-from shared.checks.engine.steps import EventLog
+from shared.checks.engine.steps import Event, EventLog
 from shared.checks.engine.training import Draw, descend, one_process
 from shared.checks.models import awkward
 from shared.wire import completion, instrumentation
@@ -29,13 +31,21 @@ class Loop:
     token: int = 0  # a different one in every run
 
 
-@rehearsed
-def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
-    """Run the loop and return, for each step, the gradients, the collectives and waits, and the ranks that waited.
+@dataclass
+class LoopStep:
+    """What a rank recorded of one step."""
 
-    `missing` lists, on the late rank, the ranks that had not launched all their messages without it. `replaced` lists
-    the parameters whose gradient has another address after finish_gradient_sync() than before.
-    """
+    gradients: dict[str, torch.Tensor | None]
+    working: list[instrumentation.Call]  # in forward and backward
+    finishing: list[instrumentation.Call]  # in finish_gradient_sync()
+    events: list[Event]  # the launches and waits in it
+    missing: list[int]  # on the late rank, the ranks that had not launched all their messages without it
+    replaced: list[str]  # the parameters whose gradient has another address after finish_gradient_sync() than before
+
+
+@rehearsed
+def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> list[LoopStep]:
+    """Run the loop and return a record of each step."""
     module = awkward.build(loop.model, seed).to(device_here())
     wrapped = wrapper(module, **loop.options)
     x, y = x.to(device_here()), y.to(device_here())
@@ -54,11 +64,10 @@ def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
         gradients = awkward.gradients_of(module)
         after = _places(module)
         replaced = [name for name, place in before.items() if place != after.get(name)]
-        events = {"working": working, "finishing": finishing, "events": log.events, "missing": missing}
-        found.append(events | {"gradients": gradients, "replaced": replaced})
+        found.append(LoopStep(gradients, working, finishing, log.events, missing, replaced))
         descend(module.parameters())
         x = awkward.other_branches(x)
-    return {"steps": found}
+    return found
 
 
 def _places(module) -> dict[str, int]:
@@ -84,8 +93,8 @@ def _in_company(inside: contextlib.ExitStack, loop: Loop, rank: int, step: int) 
     return []
 
 
-def loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
-    """Run the loop on fresh data and return what probe_loop found on each rank.
+def loop_and_judge(attempt: Attempt, loop: Loop) -> list[list[LoopStep]]:
+    """Run the loop on fresh data and return what each rank recorded of each step.
 
     Raises:
         Wrong: If a gradient is not the mean over the ranks.
@@ -95,7 +104,7 @@ def loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
     found = attempt.run(probe_loop, loop, per_rank=per_rank, context=describe(loop))
     module = awkward.build(loop.model, draw.seeds[0])
     for step_index, expected in enumerate(one_process(module, draw.shares, len(loop.set_to_none), idle=loop.idle)):
-        gradients = {rank: each["steps"][step_index]["gradients"] for rank, each in enumerate(found)}
+        gradients = {rank: steps[step_index].gradients for rank, steps in enumerate(found)}
         judge_gradients(
             gradients, expected.gradients, dict(enumerate(expected.own)), f"{describe(loop)}, step {step_index + 1}"
         )

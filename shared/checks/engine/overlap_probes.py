@@ -4,7 +4,7 @@ import contextlib
 import copy
 import gc
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,13 +68,18 @@ def probe_order(wrapper, sizes: Sizes, seed: int, x, y) -> list[instrumentation.
     return calls
 
 
-def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
-    """Run two steps on a chain of layers.
+@dataclass
+class Progress:
+    """What was launched in one step."""
 
-    Returns:
-        For each step, how many messages were launched when backward was done with each layer, how many waits happened
-        in hooks, and the calls.
-    """
+    launched: dict[int, int]  # how many messages, when backward was done with each layer
+    waits: int  # in hooks
+    working: list[instrumentation.Call]  # in forward and backward
+    calls: list[instrumentation.Call]  # in the whole step
+
+
+def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[Progress]:
+    """Run two steps on a chain of layers."""
     wrapped, module = wrap(wrapper, sizes, seed)
     steps = []
     for set_to_none in (True, False):
@@ -83,21 +88,26 @@ def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
         with launches_unasked(), completion.watching(waits), instrumentation.listening() as calls:
             module.passed = lambda index, launched=launched, calls=calls: launched.setdefault(index, len(calls))
             _loss(wrapped, x, y).backward()
-            found = {"launched": launched, "waits": waits.in_hooks, "working": calls[:]}
+            done = Progress(launched, waits.in_hooks, calls[:], calls)
             wrapped.finish_gradient_sync()
-        steps.append(found | {"calls": calls})
+        steps.append(done)
     return steps
 
 
+@dataclass
+class Late:
+    """What happened in two steps with a late rank."""
+
+    missing: list[int]  # the ranks whose backward had not come far enough in the first step after PATIENCE_S
+    gradients: dict[str, torch.Tensor | None]  # of the second step
+
+
 @rehearsed
-def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) -> dict:
+def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) -> Late:
     """Run two steps with a late rank.
 
     In the first one, rank `late` sends nothing in backward until the backward of all other ranks has reached the first
     layer. In the second one, it is only a little late.
-
-    Returns:
-        The ranks whose backward had not come that far after PATIENCE_S, and the gradients of the second step.
     """
     wrapped, module = wrap(wrapper, sizes, seed)
     meeting, missing = Rendezvous(f"late{token}"), []
@@ -120,11 +130,20 @@ def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) ->
         if is_late:
             time.sleep(LATE_S)
         _loss(wrapped, x, y).backward()
-    return {"missing": missing, "gradients": awkward.gradients_of(module)}
+    return Late(missing, awkward.gradients_of(module))
 
 
-def probe_steps(wrapper, sizes: Sizes, set_to_none: bool, seed: int, steps: list[list[Micro]]) -> list[dict]:
-    """Run steps of micro-batches. Returns, for each step, the gradients and the calls inside and outside no_sync()."""
+@dataclass
+class Accumulated:
+    """What happened in one step of micro-batches."""
+
+    gradients: dict[str, torch.Tensor | None]
+    silent: list[instrumentation.Call]  # inside no_sync()
+    loud: list[instrumentation.Call]  # outside no_sync()
+
+
+def probe_steps(wrapper, sizes: Sizes, set_to_none: bool, seed: int, steps: list[list[Micro]]) -> list[Accumulated]:
+    """Run steps of micro-batches."""
     wrapped, module = wrap(wrapper, sizes, seed)
     found = []
     for micro_batches in steps:
@@ -136,17 +155,19 @@ def probe_steps(wrapper, sizes: Sizes, set_to_none: bool, seed: int, steps: list
             (silent if micro.silent else loud).extend(calls)
         with instrumentation.listening() as calls:
             wrapped.finish_gradient_sync()
-        found.append({"gradients": awkward.gradients_of(module), "silent": silent, "loud": [*loud, *calls]})
+        found.append(Accumulated(awkward.gradients_of(module), silent, [*loud, *calls]))
     return found
 
 
-def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
-    """Enter and leave no_sync() in several ways.
+@dataclass
+class Left:
+    calls: dict[str, list[instrumentation.Call]]  # by part of the script
+    swallowed: bool  # whether no_sync() swallowed an exception
+    pending: Any  # sync.pending after the exception; None if there is no such attribute
 
-    Returns:
-        The calls of each part of the script, whether no_sync() swallowed an exception, and sync.pending after the
-        exception; None if there is no such attribute.
-    """
+
+def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> Left:
+    """Enter and leave no_sync() in several ways."""
     wrapped, another = (wrap(wrapper, sizes, seed)[0] for _ in range(2))
     message: dict[str, list[instrumentation.Call]] = {}
 
@@ -175,7 +196,7 @@ def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
         swallowed = True
     pending = getattr(getattr(wrapped, "sync", None), "pending", None)
     step("after an exception like KeyboardInterrupt has left no_sync()")
-    return {"calls": message, "swallowed": swallowed, "pending": pending}
+    return Left(message, swallowed, pending)
 
 
 def probe_graph(wrapper, sizes: Sizes, seed: int, x, y) -> tuple[str, str]:
@@ -217,7 +238,19 @@ def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> d
     return found
 
 
-def probe_lives(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
+@dataclass
+class Lives:
+    """What a wrapper, its copy and another wrapper did, and then the first one's module."""
+
+    working: list[list[instrumentation.Call]]  # of each wrapper, in backward
+    gradients: list[dict[str, torch.Tensor | None]]  # of each wrapper
+    left: list[instrumentation.Call]  # in a backward of the module alone
+    others: int  # how many times that backward has called a hook that is not the wrapper's
+    own: dict[str, torch.Tensor | None]  # the gradients of that backward
+    anew: list[instrumentation.Call] = field(default_factory=list)  # when the module is wrapped again
+
+
+def probe_lives(wrapper, sizes: Sizes, seed: int, x, y) -> Lives:
     """Use a wrapper, its copy and another wrapper alternately; then delete the first one and wrap its module again."""
     first, module = wrap(wrapper, sizes, seed)
     others = []  # calls of a hook that is not the wrapper's
@@ -231,20 +264,19 @@ def probe_lives(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
         working.append(calls)
     for each in wrapped[::-1]:
         each.finish_gradient_sync()
-    found = {"working": working, "gradients": [awkward.gradients_of(each.module) for each in wrapped]}
+    gradients = [awkward.gradients_of(each.module) for each in wrapped]
     del wrapped[0], each
     gc.collect()
     module.zero_grad()
     others.clear()
     with instrumentation.listening() as calls:
         _loss(module, x, y).backward()
-    found |= {"left": calls, "others": len(others), "own": awkward.gradients_of(module), "anew": []}
+    found = Lives(working, gradients, calls, len(others), awkward.gradients_of(module))
     if calls:
         return found
     module.zero_grad()
     anew = wrapper(module, bucket_cap_mb=sizes.bucket_cap_mb)
-    with instrumentation.listening() as calls:
+    with instrumentation.listening() as found.anew:
         _loss(anew, x, y).backward()
         anew.finish_gradient_sync()
-    found["anew"] = calls
     return found

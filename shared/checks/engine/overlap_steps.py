@@ -4,7 +4,7 @@ import torch
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import judge_messages
-from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, nearly_equal
+from shared.checks.engine.compare import describe_calls, judge_gradients, nearly_equal
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.overlap_models import Sizes
 from shared.checks.engine.overlap_probes import Micro, probe_steps
@@ -67,11 +67,12 @@ def judge_steps(
         results = [result[step_index] for result in found]
         message = f"{sizes}, {context}, step {step_index + 1}"
         for rank, result in enumerate(results):
-            if result["silent"]:
-                raise Wrong({rank: f"{message}: inside no_sync(), {describe_calls(result['silent'])}; expected none"})
+            if result.silent:
+                raise Wrong({rank: f"{message}: inside no_sync(), {describe_calls(result.silent)}; expected none"})
             alone = "" if step[rank] else ", in which this rank has no backward()"
-            judge_messages(rank, result["loud"], sizes.messages(), message + alone)
-        gradients, (expected, local) = by_rank(results, "gradients"), mean_of(sizes, seed, step)
+            judge_messages(rank, result.loud, sizes.messages(), message + alone)
+        gradients = {rank: result.gradients for rank, result in enumerate(results)}
+        expected, local = mean_of(sizes, seed, step)
         try:
             judge_gradients(gradients, expected, local, message)
         except Wrong as wrong:

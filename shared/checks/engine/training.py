@@ -79,18 +79,41 @@ def frozen_with_gradient(module) -> list[str]:
     return [name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None]
 
 
-def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
-    """Wrap a model and train it with SGD. Returns the states, the gradients and the collectives of each phase."""
+@dataclass
+class TrainedStep:
+    """What a rank recorded of one step."""
+
+    local: dict[str, torch.Tensor | None]  # the gradients of its own samples
+    gradients: dict[str, torch.Tensor | None]  # after finish_gradient_sync()
+    working: list[instrumentation.Call]  # in forward and backward
+    finishing: list[instrumentation.Call]  # in finish_gradient_sync()
+
+
+@dataclass
+class Trained:
+    """What a rank recorded of a training."""
+
+    building: list[instrumentation.Call]  # in the wrapper's constructor
+    wraps_module: bool  # whether .module is the module
+    start: dict[str, torch.Tensor]  # the module's state
+    end: dict[str, torch.Tensor]
+    steps: list[TrainedStep]
+    frozen: list[str]  # the frozen parameters that have a gradient after the last step
+    evaluated: torch.Tensor  # the output in eval mode at the end
+
+
+def probe_training(wrapper, how: Training, seed: int, x, y) -> Trained | None:
+    """Wrap a model and train it with SGD. Returns None on a rank that does not take part."""
     group, member = join_subgroup(how.in_subgroup)
     module = awkward.build(how.model, seed, how.dtype).to(device_here())
     if not member:
-        return {"outside": True}
+        return None
     options = how.options | ({"group": group} if how.in_subgroup else {})
     with instrumentation.listening() as building:
         wrapped = wrapper(module, **options)
     _refuse_library_wrappers(wrapped)
-    found = {"start": awkward.state_of(module), "building": building, "steps": []}
-    found["wraps the module"] = getattr(wrapped, "module", None) is module
+    start, wraps_module = awkward.state_of(module), getattr(wrapped, "module", None) is module
+    steps, frozen = [], []
     inputs, y = x.to(device_here(), how.dtype), y.to(device_here(), how.dtype)
     x = inputs
     for _ in range(how.steps):
@@ -105,15 +128,14 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
             if how.finishes:
                 wrapped.finish_gradient_sync()
         gradients = awkward.gradients_of(module)
-        found["steps"].append({"local": local, "gradients": gradients, "working": working, "finishing": finishing})
-        found["frozen"] = frozen_with_gradient(module)
+        steps.append(TrainedStep(local, gradients, working, finishing))
+        frozen = frozen_with_gradient(module)
         descend(module.parameters(), how.learning_rate)
         x = awkward.other_branches(x)
     wrapped.eval()
     with torch.no_grad():
-        found["evaluated"] = wrapped(inputs).cpu()
-    found["end"] = awkward.state_of(module)
-    return found
+        evaluated = wrapped(inputs).cpu()
+    return Trained(building, wraps_module, start, awkward.state_of(module), steps, frozen, evaluated)
 
 
 def _drop_gradients(module) -> None:
@@ -194,14 +216,14 @@ def _mean(gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
     return total_of(known) / len(gradients) if known else None
 
 
-def train(attempt: Attempt, how: Training, draw: Draw) -> list[dict]:
-    """Train on the ranks and return what probe_training found on each."""
+def train(attempt: Attempt, how: Training, draw: Draw) -> list[Trained]:
+    """Train on the ranks and return what probe_training found on each: None on those that do not take part."""
     context = called_alone(attempt) if how.in_subgroup else ""
     attempt.sizes.has_models = True  # on the ranks, even if these fail before this process builds one, too
     return attempt.run(probe_training, how, per_rank=draw.per_rank, context=context)
 
 
-def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
+def train_and_judge(attempt: Attempt, how: Training) -> list[Trained]:
     """Train on fresh data and return what probe_training found on each rank.
 
     Raises:
@@ -225,15 +247,15 @@ def judge_start(attempt: Attempt, how: Training) -> None:
     """
     draw = Draw(attempt)
     found = train(attempt, how, draw)
-    strangers = [rank for rank, result in enumerate(found) if not result["wraps the module"]]
+    strangers = [rank for rank, result in enumerate(found) if not result.wraps_module]
     if strangers:
         hint = "Hint: whose parameters does an optimizer train that was built from the module?"
         raise Wrong(dict.fromkeys(strangers, "the wrapper's .module is not the module that it was given"), hint)
     own = {rank: awkward.state_of(awkward.build(how.model, seed)) for rank, seed in enumerate(draw.seeds)}
-    judge_state({rank: result["start"] for rank, result in enumerate(found)}, own[0], 0, own)
+    judge_state({rank: result.start for rank, result in enumerate(found)}, own[0], 0, own)
 
 
-def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Draw) -> None:
+def judge_training(attempt: Attempt, found: list[Trained], how: Training, draw: Draw) -> None:
     """Compare the training on every rank that took part with that of one process.
 
     Raises:
@@ -246,9 +268,8 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
     context += awkward.describe(how.model)
     steps = one_process(module, batches, how.steps, how.micro_batches, learning_rate=how.learning_rate)
     for step_index, expected in enumerate(steps):
-        gradients, local = (
-            {rank: found[rank]["steps"][step_index][what] for rank in members} for what in ("gradients", "local")
-        )
+        gradients = {rank: found[rank].steps[step_index].gradients for rank in members}
+        local = {rank: found[rank].steps[step_index].local for rank in members}
         try:
             judge_gradients(gradients, expected.gradients, local, f"{context}, step {step_index + 1}")
         except Wrong as wrong:
@@ -257,16 +278,16 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
             elif _is_mean(gradients, local, tolerance_of(expected.gradients.values())):
                 wrong.hint = _WRONG_BEFORE
             raise
-    reject_frozen_gradients({rank: found[rank] for rank in members}, how.model)
+    reject_frozen_gradients({rank: found[rank].frozen for rank in members}, how.model)
     ends = steps[-1].states * (len(members) // len(batches))
     for rank, expected in zip(members, ends, strict=True):
-        _judge_end(rank, found[rank], expected, context)
+        _judge_end(rank, found[rank].end, expected, context)
         evaluated = awkward.evaluate(module, expected, draw.shares[rank][0])
-        if not nearly_equal(found[rank]["evaluated"], evaluated, tolerance_of(expected.values())):
-            message = f"the output in eval mode is wrong: {first_difference(found[rank]['evaluated'], evaluated)}"
+        if not nearly_equal(found[rank].evaluated, evaluated, tolerance_of(expected.values())):
+            message = f"the output in eval mode is wrong: {first_difference(found[rank].evaluated, evaluated)}"
             raise Wrong({rank: f"{context}: {message}"}, awkward.HINT_ON_MODES)
     same = ends[0] if len(batches) == 1 else dict(module.named_parameters())
-    states = {rank: {name: found[rank]["end"][name] for name in same} for rank in members}
+    states = {rank: {name: found[rank].end[name] for name in same} for rank in members}
     judge_state(states, states[members[0]], members[0])
 
 
@@ -292,16 +313,16 @@ def _evaluates(gradients: dict[int, dict], how: Training, draw: Draw, members: l
     return all(own is not None and expected is not None and nearly_equal(own, expected) for own, expected in pairs)
 
 
-def _judge_end(rank: int, result: dict, reference: dict, context: str) -> None:
+def _judge_end(rank: int, end: dict[str, torch.Tensor], reference: dict, context: str) -> None:
     tolerance = tolerance_of(reference.values())
     for name, expected in reference.items():
-        state = result["end"][name].double()
+        state = end[name].double()
         if not nearly_equal(state, expected.double(), tolerance):
             message = f"{context}: {name} after the last step, {first_difference(state, expected.double(), tolerance)}"
             raise Wrong({rank: message}, awkward.HINT_ON_FORWARDS if awkward.is_statistic(name) else "")
 
 
-def judge_bf16_training(found: list[dict], how: Training) -> None:
+def judge_bf16_training(found: list[Trained], how: Training) -> None:
     """Check gradients in bfloat16: their dtype, their bytes on the wire, and that they are the mean within rounding.
 
     The mean of N bfloat16 values, added in any order, is wrong by at most N · 2⁻⁸ times the largest value.
@@ -310,21 +331,21 @@ def judge_bf16_training(found: list[dict], how: Training) -> None:
         Wrong: If one of these does not hold.
     """
     half = sum(p.nbytes for p in awkward.build(how.model, 0, torch.bfloat16).parameters())
-    for name, step_index in [(name, step_index) for name in found[0]["start"] for step_index in range(how.steps)]:
-        steps = [result["steps"][step_index] for result in found]
-        own = [step["local"][name] for step in steps]
+    for name, step_index in [(name, step_index) for name in found[0].start for step_index in range(how.steps)]:
+        steps = [result.steps[step_index] for result in found]
+        own = [step.local[name] for step in steps]
         if all(gradient is None for gradient in own):
             raise Wrong(
                 f"after backward(), {name} of the wrapped module has no gradient on any rank",
                 "Hint: which module does forward() run?",
             )
-        local = torch.stack([torch.zeros_like(found[0]["start"][name]) if g is None else g for g in own]).double()
+        local = torch.stack([torch.zeros_like(found[0].start[name]) if g is None else g for g in own]).double()
         for rank, step in enumerate(steps):
-            gradient = step["gradients"][name]
+            gradient = step.gradients[name]
             if gradient is None:
                 evidence = f"after finish_gradient_sync(), the gradient of {name} is None; expected the mean"
                 raise Wrong({rank: evidence}, "Hint: which line should set it?")
-            calls = [*(step["working"] if how.overlaps else []), *step["finishing"]]
+            calls = [*(step.working if how.overlaps else []), *step.finishing]
             if sum(call.payload_bytes for call in calls) not in (half, 2 * half):
                 raise Wrong(
                     {rank: f"{describe_calls(calls)}; expected {half} bytes, which is the size of the bf16 gradients"}

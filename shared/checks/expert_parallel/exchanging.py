@@ -1,5 +1,7 @@
 """Judge the exchange of sizes and of rows: where every row arrives, where its gradient goes, and what is sent."""
 
+from dataclasses import dataclass
+
 import torch
 
 from shared import wire
@@ -28,14 +30,14 @@ def groups_of(attempt: Attempt, in_groups: bool) -> list[list[int]]:
 # -- sizes
 
 
-def probe_counts(exchange_counts, groups: list[list[int]], counts: list[int]) -> dict:
+def probe_counts(exchange_counts, groups: list[list[int]], counts: list[int]) -> torch.Tensor:
     group, members = join_one_of(groups)
     sent = torch.tensor(counts, device=device_here())
     with staying_inside(members if len(groups) > 1 else None), uninitialized_is_nan():
         received = exchange_counts(sent, group)
     if sent.tolist() != counts:
         raise AssertionError("exchange_counts has overwritten `counts`")
-    return {"received": torch.as_tensor(received)}
+    return torch.as_tensor(received)
 
 
 def judge_counts(attempt: Attempt, per_rank: int, in_groups: bool = False) -> None:
@@ -46,7 +48,7 @@ def judge_counts(attempt: Attempt, per_rank: int, in_groups: bool = False) -> No
     for members in groups:
         for index, rank in enumerate(members):
             expected = [counts[other][index * per_rank : (index + 1) * per_rank] for other in members]
-            found = results[rank]["received"].tolist()
+            found = results[rank].tolist()
             if found != expected:
                 message = f"{per_rank} experts per rank: the result is {found}, expected {expected}"
                 hint = "Hint: which rank is a row of the result from, and which of its experts is a column for?"
@@ -56,7 +58,15 @@ def judge_counts(attempt: Attempt, per_rank: int, in_groups: bool = False) -> No
 # -- rows
 
 
-def probe_rows(exchange_rows, groups, sent: list[int], received: list[int], rows, slope, transposed: bool) -> dict:
+@dataclass
+class Exchanged:
+    output: torch.Tensor  # the rows that arrive
+    gradient: torch.Tensor | None  # of the rows that were sent
+    forward: list[instrumentation.Call]
+    backward: list[instrumentation.Call]
+
+
+def probe_rows(exchange_rows, groups, sent: list[int], received: list[int], rows, slope, transposed: bool) -> Exchanged:
     """Send rows, and run backward.
 
     Args:
@@ -82,7 +92,7 @@ def probe_rows(exchange_rows, groups, sent: list[int], received: list[int], rows
             (output.sum() if slope is None else (output * slope.to(device_here())).sum()).backward()
     if not torch.equal(before, leaf.detach()):
         raise AssertionError("exchange_rows has overwritten the rows that it gets")
-    return {"output": result, "gradient": leaf.grad, "forward": forward, "backward": backward}
+    return Exchanged(result, leaf.grad, forward, backward)
 
 
 class Transfer:
@@ -155,15 +165,15 @@ def judge_rows(
         transfer, index = places[rank]
         where = f"{context}this rank sends {own[rank][0]} rows and receives {own[rank][1]}"
         if wire_only:
-            _judge_bytes(rank, found["forward"], transfer.sent_bytes(index), f"{where}; in forward")
-            _judge_bytes(rank, found["backward"], transfer.returned_bytes(index), f"{where}; in backward")
+            _judge_bytes(rank, found.forward, transfer.sent_bytes(index), f"{where}; in forward")
+            _judge_bytes(rank, found.backward, transfer.returned_bytes(index), f"{where}; in backward")
             continue
-        if not nearly_equal(found["output"], transfer.received(index)):
-            difference = first_difference(found["output"], transfer.received(index))
+        if not nearly_equal(found.output, transfer.received(index)):
+            difference = first_difference(found.output, transfer.received(index))
             raise Wrong({rank: f"{where}; what arrives: {difference}"}, _HINT_ON_ORDER)
         expected = torch.ones_like(transfer.rows[index]) if sums else transfer.gradient(index)
-        if found["gradient"] is None or not nearly_equal(found["gradient"], expected):
-            difference = "it is None" if found["gradient"] is None else first_difference(found["gradient"], expected)
+        if found.gradient is None or not nearly_equal(found.gradient, expected):
+            difference = "it is None" if found.gradient is None else first_difference(found.gradient, expected)
             hint = "Hint: to which rank does the gradient of a received row belong, and how many rows does it get back?"
             raise Wrong({rank: f"{where}; the gradient of its rows: {difference}"}, hint)
 

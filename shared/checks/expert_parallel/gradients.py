@@ -1,5 +1,7 @@
 """Judge what is done with the gradients of experts, which are sharded, and of the other parameters, which are not."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,12 +20,13 @@ from shared.wire import instrumentation
 _SHAPES = {"experts": ((3, 4), (4, 3), (5,)), "others": ((6, 2), (4,), (2, 5))}
 _TOLERANCE = 1e-6  # torch adds 1e-6 to a norm before it divides by it, which need not be imitated
 _BF16_TOLERANCE = 1e-6  # a square that is rounded to bf16 may be wrong by 2e-3
+Gradients = dict[str, list[torch.Tensor | None]]  # by kind, as in _SHAPES
 
 
-def draw_gradients(attempt: Attempt, missing: tuple[str, ...] = ()) -> dict[str, list[torch.Tensor | None]]:
+def draw_gradients(attempt: Attempt, missing: tuple[str, ...] = ()) -> Gradients:
     """Draw the gradients of one rank. The last one of each kind in `missing` is None."""
     generator = torch.Generator().manual_seed(attempt.draw_seed())
-    drawn: dict[str, list[torch.Tensor | None]] = {
+    drawn: Gradients = {
         kind: [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
         for kind, shapes in _SHAPES.items()
     }
@@ -32,10 +35,17 @@ def draw_gradients(attempt: Attempt, missing: tuple[str, ...] = ()) -> dict[str,
     return drawn
 
 
+@dataclass
+class Changed:
+    gradients: Gradients
+    calls: list[instrumentation.Call]
+    norm: torch.Tensor | None = None
+
+
 def probe_gradients(
-    piece, groups: list[list[int]], gradients: dict, dtype: torch.dtype, max_norm: float | None
-) -> dict:
-    """Let the piece change gradients. Returns them, what the piece returns, and its calls."""
+    piece, groups: list[list[int]], gradients: Gradients, dtype: torch.dtype, max_norm: float | None
+) -> Changed:
+    """Let the piece average gradients, or clip them if there is a max_norm."""
     group, members = join_one_of(groups)
     parameters = {
         kind: [_parameter(each, shape, dtype) for each, shape in zip(own, _SHAPES[kind], strict=True)]
@@ -46,7 +56,7 @@ def probe_gradients(
         with instrumentation.listening() as calls:
             returned = piece(*arguments)
     changed = {kind: [p.grad for p in own] for kind, own in parameters.items()}
-    return {"gradients": changed, "norm": None if max_norm is None else torch.as_tensor(returned), "calls": calls}
+    return Changed(changed, calls, None if max_norm is None else torch.as_tensor(returned))
 
 
 def _parameter(gradient: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
@@ -69,7 +79,7 @@ def judge_means(attempt: Attempt, missing: tuple[str, ...] = (), in_groups: bool
     for members in groups:
         size = len(members)
         for rank in members:
-            found = results[rank]["gradients"]
+            found = results[rank].gradients
             for index, gradient in enumerate(found["experts"]):
                 own = drawn[rank]["experts"][index]
                 _judge_mean(rank, gradient, own, None if own is None else own / size, size, f"experts[{index}]")
@@ -80,8 +90,8 @@ def judge_means(attempt: Attempt, missing: tuple[str, ...] = (), in_groups: bool
         _judge_mean_bytes(members, results, drawn)
 
 
-def probe_copies(piece, replica_groups: list[list[int]], gradients: dict) -> dict:
-    """Let the piece average gradients of experts that have copies. Returns them, and its calls."""
+def probe_copies(piece, replica_groups: list[list[int]], gradients: Gradients) -> Changed:
+    """Let the piece average gradients of experts that have copies."""
     replicas, _ = join_one_of(replica_groups)
     parameters = {
         kind: [_parameter(each, shape, torch.float64) for each, shape in zip(own, _SHAPES[kind], strict=True)]
@@ -90,7 +100,7 @@ def probe_copies(piece, replica_groups: list[list[int]], gradients: dict) -> dic
     replicas = dist.group.WORLD if replicas is None else replicas
     with uninitialized_is_nan(), instrumentation.listening() as calls:
         piece(parameters["experts"], parameters["others"], None, replicas)
-    return {"gradients": {kind: [p.grad for p in own] for kind, own in parameters.items()}, "calls": calls}
+    return Changed({kind: [p.grad for p in own] for kind, own in parameters.items()}, calls)
 
 
 def means_of_copies(attempt: Attempt) -> None:
@@ -102,7 +112,7 @@ def means_of_copies(attempt: Attempt) -> None:
     results = attempt.run(probe_copies, groups, per_rank=[(own,) for own in drawn], context=context)
     for members in groups:
         for rank in members:
-            for index, gradient in enumerate(results[rank]["gradients"]["experts"]):
+            for index, gradient in enumerate(results[rank].gradients["experts"]):
                 every = [drawn[each]["experts"][index] for each in members]
                 expected = total_of(each for each in every if each is not None) / size
                 _judge_copy(rank, gradient, drawn[rank]["experts"][index], expected, size, context, index)
@@ -123,13 +133,13 @@ def _judge_copy(rank: int, found, own, expected, size: int, context: str, index:
     raise Wrong({rank: f"{context}, the gradient of experts[{index}]: {what}"}, hint)
 
 
-def _judge_copied_bytes(results: list[dict], drawn: list[dict], size: int) -> None:
+def _judge_copied_bytes(results: list[Changed], drawn: list[dict], size: int) -> None:
     for rank, found in enumerate(results):
         of_experts, of_others = (sum(each.nbytes for each in drawn[rank][kind]) for kind in ("experts", "others"))
         expected = of_experts + 2 * (size - 1) / size * of_others  # two copies: 2 · (1/2) · bytes
-        sent = sum(wire.sent_bytes_of(call, rank) for call in found["calls"])
+        sent = sum(wire.sent_bytes_of(call, rank) for call in found.calls)
         if sent > expected + 1:
-            message = f"this rank sends {sent:,.0f} bytes ({describe_calls(found['calls'])}); expected {expected:,.0f}"
+            message = f"this rank sends {sent:,.0f} bytes ({describe_calls(found.calls)}); expected {expected:,.0f}"
             raise Wrong({rank: message}, "Hint: which ranks need the same gradient of an expert?")
 
 
@@ -160,11 +170,11 @@ def _judge_mean(rank: int, found, own, expected, size: int, name: str) -> None:
         raise Wrong({rank: f"the gradient of {name}: {first_difference(found, expected)}"}, hint)
 
 
-def _judge_mean_bytes(members: list[int], results: list[dict], drawn: list[dict]) -> None:
+def _judge_mean_bytes(members: list[int], results: list[Changed], drawn: list[dict]) -> None:
     size = len(members)
     for rank in members:
         nbytes = sum(gradient.nbytes for gradient in drawn[rank]["others"] if gradient is not None)
-        expected, calls = 2 * (size - 1) / size * nbytes, results[rank]["calls"]
+        expected, calls = 2 * (size - 1) / size * nbytes, results[rank].calls
         sent = sum(wire.sent_bytes_of(call, rank) for call in calls)
         if sent > expected + 1:
             message = f"this rank sends {sent:,.0f} bytes ({describe_calls(calls)}); expected {expected:,.0f}"
@@ -207,11 +217,12 @@ def judge_norms(
     for members in groups:
         sharded = sum(_squares(drawn[rank]["experts"]) for rank in members)
         expected = (sharded + _squares(drawn[members[0]]["others"])) ** 0.5
+        norms = {rank: results[rank].norm for rank in members}
         for rank in members:
-            _judge_norm(rank, results, members, expected, context, _too_many(drawn, members, sharded))
+            _judge_norm(rank, norms, expected, context, _too_many(drawn, members, sharded))
             if dtype == torch.float64:
                 _judge_clipped(rank, results[rank], drawn[rank], min(1.0, max_norm / (expected + 1e-6)), context)
-            calls = results[rank]["calls"]
+            calls = results[rank].calls
             if len(calls) != 1 or calls[0].payload_bytes > 8:
                 message = (
                     f"{context}: clip_grad_norm_() sends {describe_calls(calls)}; expected one all_reduce of 8 bytes"
@@ -232,23 +243,21 @@ def _too_many(drawn: list[dict], members: list[int], sharded: float) -> float:
     return (sharded + len(members) * _squares(drawn[members[0]]["others"])) ** 0.5
 
 
-def _judge_norm(
-    rank: int, results: list[dict], members: list[int], expected: float, context: str, too_many: float
-) -> None:
-    norm = results[rank]["norm"].double()
+def _judge_norm(rank: int, norms: dict[int, torch.Tensor], expected: float, context: str, too_many: float) -> None:
+    norm = norms[rank].double()
     if norm.numel() == 1 and abs(norm.item() - expected) <= _BF16_TOLERANCE * expected:
         return
-    every = [results[each]["norm"].flatten()[0].item() for each in members]
+    every = [each.flatten()[0].item() for each in norms.values()]
     value, hint = norm.flatten()[0].item(), "Hint: which parameters are missing, or counted more than once?"
-    if len(members) > 1 and abs(value - too_many) <= _BF16_TOLERANCE * too_many:
+    if len(norms) > 1 and abs(value - too_many) <= _BF16_TOLERANCE * too_many:
         hint = "Parameters that every rank has are counted on every rank. Hint: when are their squares added?"
-    elif len(members) > 1 and max(every) - min(every) > _BF16_TOLERANCE * expected:
+    elif len(norms) > 1 and max(every) - min(every) > _BF16_TOLERANCE * expected:
         hint = "The ranks have different norms. Hint: which squares does a rank not have?"
     raise Wrong({rank: f"{context}: the norm is {value:.8g}, expected {expected:.8g}"}, hint)
 
 
-def _judge_clipped(rank: int, found: dict, drawn: dict, factor: float, context: str) -> None:
-    for kind, gradients in found["gradients"].items():
+def _judge_clipped(rank: int, found: Changed, drawn: Gradients, factor: float, context: str) -> None:
+    for kind, gradients in found.gradients.items():
         for index, (gradient, own) in enumerate(zip(gradients, drawn[kind], strict=True)):
             if own is None or gradient is None:
                 if own is not gradient:

@@ -12,6 +12,7 @@ from shared.checks.expert_parallel.layers import (
     Draw,
     Expected,
     Layer,
+    Trained,
     Work,
     measured_bytes,
     one_process,
@@ -44,15 +45,15 @@ def judge_layer(attempt: Attempt, layer: Layer, in_groups: bool = False, wire_on
             _judge_values(members, layer, found, expected)
 
 
-def _judge_values(members: list[int], layer: Layer, found: list[dict], expected: list[Expected]) -> None:
+def _judge_values(members: list[int], layer: Layer, found: list[Trained], expected: list[Expected]) -> None:
     for index, (rank, its) in enumerate(zip(members, found, strict=True)):
         _judge_names(rank, layer, its, index)
     for rank, its, right in zip(members, found, expected, strict=True):
-        for call, (output, expected_output) in enumerate(zip(its["outputs"], right.outputs, strict=True)):
+        for call, (output, expected_output) in enumerate(zip(its.outputs, right.outputs, strict=True)):
             if not nearly_equal(output, expected_output):
                 hint = _cause_of_output(output, expected_output) or _cause_of_tokens(output, right.work[call])
                 raise Wrong({rank: f"{layer}, the output: {first_difference(output, expected_output)}"}, hint)
-        for loss, expected_loss in zip(its["balancing"], right.balancing, strict=True):
+        for loss, expected_loss in zip(its.balancing, right.balancing, strict=True):
             if not nearly_equal(loss, expected_loss):
                 message = f"{layer}, aux_loss: {first_difference(loss, expected_loss)}"
                 raise Wrong(
@@ -62,15 +63,15 @@ def _judge_values(members: list[int], layer: Layer, found: list[dict], expected:
         _judge_experts(rank, layer, its, index, expected)
     for rank, its, right in zip(members, found, expected, strict=True):
         _judge_router(rank, layer, its, right, expected)
-        for gradient, expected_gradient in zip(its["input_gradients"], right.input_gradients, strict=True):
+        for gradient, expected_gradient in zip(its.input_gradients, right.input_gradients, strict=True):
             if gradient is None or not nearly_equal(gradient, expected_gradient):
                 difference = "it is None" if gradient is None else first_difference(gradient, expected_gradient)
                 hint = "Hint: which rows has this token sent, and do the gradients of all of them come back to it?"
                 raise Wrong({rank: f"{layer}, the gradient of the tokens: {difference}"}, hint)
 
 
-def _judge_names(rank: int, layer: Layer, its: dict, index: int) -> None:
-    names = {name for name in its["gradients"] if name.startswith("experts")}
+def _judge_names(rank: int, layer: Layer, its: Trained, index: int) -> None:
+    names = {name for name in its.gradients if name.startswith("experts")}
     if names != layer.own_names(index):
         message = f"{layer}, the experts' parameters are {sorted(names)}, expected {sorted(layer.own_names(index))}"
         raise Wrong(
@@ -118,10 +119,10 @@ def _is_a_sum(found: torch.Tensor, choices: list[torch.Tensor]) -> bool:
     return nearly_equal(found, sums[(sums - found).abs().sum(-1).argmin()])
 
 
-def _judge_experts(rank: int, layer: Layer, its: dict, index: int, expected: list[Expected]) -> None:
+def _judge_experts(rank: int, layer: Layer, its: Trained, index: int, expected: list[Expected]) -> None:
     size = len(expected)
     for name in sorted(layer.own_names(index)):
-        gradient = its["gradients"][name]
+        gradient = its.gradients[name]
         whole = total_of(each.expert_gradients[name] for each in expected)
         found = torch.zeros_like(whole) if gradient is None else gradient
         if nearly_equal(found, whole):
@@ -143,8 +144,8 @@ def _judge_experts(rank: int, layer: Layer, its: dict, index: int, expected: lis
         raise Wrong({rank: f"{layer}, the gradient of {name}: {first_difference(found, whole)}"}, hint)
 
 
-def _judge_router(rank: int, layer: Layer, its: dict, right: Expected, expected: list[Expected]) -> None:
-    gradient = its["gradients"].get("router.weight")
+def _judge_router(rank: int, layer: Layer, its: Trained, right: Expected, expected: list[Expected]) -> None:
+    gradient = its.gradients.get("router.weight")
     found = torch.zeros_like(right.router_gradient) if gradient is None else gradient
     if nearly_equal(found, right.router_gradient):
         return
@@ -154,13 +155,13 @@ def _judge_router(rank: int, layer: Layer, its: dict, right: Expected, expected:
     raise Wrong({rank: f"{layer}, the router's gradient: {first_difference(found, right.router_gradient)}"}, hint)
 
 
-def _judge_bytes(members: list[int], layer: Layer, found: list[dict], expected: list[Expected]) -> None:
+def _judge_bytes(members: list[int], layer: Layer, found: list[Trained], expected: list[Expected]) -> None:
     size = len(members)
     most_for_counts = layer.calls * 8 * layer.experts_per_rank * size * size  # if every rank got all counts
     for index, (rank, its) in enumerate(zip(members, found, strict=True)):
         rows_bytes = sent_bytes(layer, expected, index)
-        for phase, allowed in (("forward", most_for_counts), ("backward", 0)):
-            sent, calls = measured_bytes(its[phase], rank), its[phase]
+        for phase, calls, allowed in (("forward", its.forward, most_for_counts), ("backward", its.backward, 0)):
+            sent = measured_bytes(calls, rank)
             message = f"{layer}, in {phase}, this rank sends {sent:,.0f} bytes ({describe_calls(calls)})"
             if sent > rows_bytes + allowed + 1:
                 counts = f" and at most {allowed:,} for counts" if allowed else ""

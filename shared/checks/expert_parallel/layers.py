@@ -228,8 +228,19 @@ def build_layer(piece, layer: Layer, size: int, seed: int, group):
     return piece.from_moe(whole.to(device_here()), group)
 
 
-def probe_layer(piece, layer: Layer, groups: list[list[int]], seed: int, batches: list) -> dict:
-    """Run forward and backward. Returns everything that the layer computes, holds and sends."""
+@dataclass
+class Trained:
+    """What a rank's layer computes, holds and sends in a forward of each batch and one backward."""
+
+    outputs: list[torch.Tensor]
+    balancing: list[torch.Tensor]
+    input_gradients: list[torch.Tensor | None]
+    gradients: dict[str, torch.Tensor | None]  # by the name of the parameter
+    forward: list[instrumentation.Call]
+    backward: list[instrumentation.Call]
+
+
+def probe_layer(piece, layer: Layer, groups: list[list[int]], seed: int, batches: list) -> Trained:
     group, members = join_one_of(groups)
     with staying_inside(members if len(groups) > 1 else None), uninitialized_is_nan():
         split = build_layer(piece, layer, len(members), seed, group)
@@ -245,14 +256,7 @@ def probe_layer(piece, layer: Layer, groups: list[list[int]], seed: int, batches
         with instrumentation.listening() as backward:
             loss.backward()
     gradients = {name: parameter.grad for name, parameter in split.named_parameters()}
-    return {
-        "outputs": results,
-        "balancing": balancing,
-        "input_gradients": [x.grad for x in inputs],
-        "gradients": gradients,
-        "forward": forward,
-        "backward": backward,
-    }
+    return Trained(results, balancing, [x.grad for x in inputs], gradients, forward, backward)
 
 
 def probe_memory(piece, layer: Layer, seed: int, most_bytes: int, batches: list) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """Judge how tokens are routed and sorted. Each rank has logits and choices of its own; nothing is sent."""
 
+from dataclasses import dataclass
+
 import torch
 
 from shared.checks.engine.attempts import Attempt
@@ -9,8 +11,15 @@ from shared.checks.engine.failures import Wrong
 from shared.checks.expert_parallel.layers import routed, uninitialized_is_nan
 
 
-def probe_route(route, logits: torch.Tensor, top_k: int, slope: torch.Tensor) -> dict:
-    """Route. Returns the results, and the gradients of the weights and of the balancing loss, each by itself."""
+@dataclass
+class Route:
+    chosen: torch.Tensor
+    weights: torch.Tensor
+    balancing: torch.Tensor
+    gradients: list[torch.Tensor | None]  # of the weights and of the balancing loss, each by itself
+
+
+def probe_route(route, logits: torch.Tensor, top_k: int, slope: torch.Tensor) -> Route:
     logits = logits.to(device_here()).requires_grad_()
     with uninitialized_is_nan():
         chosen, weights, balancing = route(logits, top_k)
@@ -18,7 +27,7 @@ def probe_route(route, logits: torch.Tensor, top_k: int, slope: torch.Tensor) ->
             torch.autograd.grad(value, logits, retain_graph=True, allow_unused=True)[0] if value.requires_grad else None
             for value in ((weights * slope.to(device_here())).sum(), balancing)
         ]
-    return {"chosen": chosen, "weights": weights.detach(), "balancing": balancing.detach(), "gradients": gradients}
+    return Route(chosen, weights.detach(), balancing.detach(), gradients)
 
 
 def judge_routes(
@@ -48,12 +57,12 @@ def judge_routes(
             _judge_balancing(rank, found, drawn[rank][0], top_k, context)
 
 
-def _judge_weights(rank: int, found: dict, logits, top_k: int, slope, context: str) -> None:
+def _judge_weights(rank: int, found: Route, logits, top_k: int, slope, context: str) -> None:
     leaf = logits.clone().requires_grad_()
     whole, _, _ = routed(leaf, top_k)
     expected_chosen = logits.argsort(-1, descending=True)[:, :top_k]
     expected = whole.gather(1, expected_chosen)
-    chosen = found["chosen"]
+    chosen = found.chosen
     if chosen.shape != expected_chosen.shape or not torch.equal(
         chosen.sort(-1).values, expected_chosen.sort(-1).values
     ):
@@ -62,15 +71,14 @@ def _judge_weights(rank: int, found: dict, logits, top_k: int, slope, context: s
     if not torch.equal(chosen, expected_chosen):
         message = f"{context}: chosen is {chosen.tolist()[:3]} …, expected {expected_chosen.tolist()[:3]} …"
         raise Wrong({rank: message}, "These are the right experts. Hint: which of them comes first?")
-    if not nearly_equal(found["weights"], expected):
+    if not nearly_equal(found.weights, expected):
         hint = "Hint: over which experts do the weights add up to 1?"
-        if found["weights"].shape == expected.shape and nearly_equal(
-            found["weights"], logits.softmax(-1).gather(1, chosen)
-        ):
+        probabilities = logits.softmax(-1)
+        if found.weights.shape == expected.shape and nearly_equal(found.weights, probabilities.gather(1, chosen)):
             hint = "These are the probabilities. Hint: what is their sum, if k is smaller than E?"
-        raise Wrong({rank: f"{context}, the weights: {first_difference(found['weights'], expected)}"}, hint)
+        raise Wrong({rank: f"{context}, the weights: {first_difference(found.weights, expected)}"}, hint)
     (gradient,) = torch.autograd.grad((expected * slope).sum(), leaf)
-    _judge_gradient(rank, found["gradients"][0], gradient, f"{context}, the gradient of the weights")
+    _judge_gradient(rank, found.gradients[0], gradient, f"{context}, the gradient of the weights")
 
 
 def _judge_gradient(rank: int, found, expected: torch.Tensor, context: str) -> None:
@@ -82,10 +90,10 @@ def _judge_gradient(rank: int, found, expected: torch.Tensor, context: str) -> N
         raise Wrong({rank: f"{context}: {first_difference(found, expected)}"}, hint)
 
 
-def _judge_balancing(rank: int, found: dict, logits, top_k: int, context: str) -> None:
+def _judge_balancing(rank: int, found: Route, logits, top_k: int, context: str) -> None:
     leaf = logits.clone().requires_grad_()
     _, _, expected = routed(leaf, top_k)
-    loss, expected_loss = found["balancing"], expected.detach()
+    loss, expected_loss = found.balancing, expected.detach()
     if loss.shape != () or not nearly_equal(loss, expected_loss):
         hints = {
             "It is not finite. Hint: what do you divide by if there are no tokens?": not loss.isfinite().all(),
@@ -102,13 +110,19 @@ def _judge_balancing(rank: int, found: dict, logits, top_k: int, context: str) -
         hint = next((hint for hint, applies in hints.items() if applies), "Hint: what are f_e and P_e for one expert?")
         raise Wrong({rank: f"{context}, the balancing loss: {first_difference(loss, expected_loss)}"}, hint)
     (gradient,) = torch.autograd.grad(expected, leaf)
-    _judge_gradient(rank, found["gradients"][1], gradient, f"{context}, the gradient of the balancing loss")
+    _judge_gradient(rank, found.gradients[1], gradient, f"{context}, the gradient of the balancing loss")
 
 
 # -- sorting
 
 
-def probe_sort(sort_by_expert, chosen: torch.Tensor, experts: int, capacity: int | None) -> dict:
+@dataclass
+class Order:
+    order: torch.Tensor
+    counts: torch.Tensor
+
+
+def probe_sort(sort_by_expert, chosen: torch.Tensor, experts: int, capacity: int | None) -> Order:
     chosen = chosen.to(device_here())
     before = chosen.clone()
     with uninitialized_is_nan():
@@ -117,7 +131,7 @@ def probe_sort(sort_by_expert, chosen: torch.Tensor, experts: int, capacity: int
         )
     if not torch.equal(before, chosen):
         raise AssertionError("sort_by_expert has overwritten `chosen`")
-    return {"order": torch.as_tensor(order), "counts": torch.as_tensor(counts)}
+    return Order(torch.as_tensor(order), torch.as_tensor(counts))
 
 
 def draw_choices(attempt: Attempt, tokens: int, experts: int, top_k: int, avoids: tuple[int, ...] = ()) -> torch.Tensor:
@@ -140,21 +154,19 @@ def judge_sorts(
         blocks = [[a for a, e in enumerate(chosen.flatten().tolist()) if e == expert] for expert in range(experts)]
         kept = [block[:capacity] for block in blocks]
         order, counts = [a for block in kept for a in block], [len(block) for block in kept]
-        if found["counts"].tolist() != counts:
-            message = (
-                f"{context}, chosen={chosen.tolist()[:4]} …: counts is {found['counts'].tolist()}, expected {counts}"
-            )
+        if found.counts.tolist() != counts:
+            message = f"{context}, chosen={chosen.tolist()[:4]} …: counts is {found.counts.tolist()}, expected {counts}"
             hint = "Hint: has every expert an entry, also one that nobody chose?"
-            if capacity is not None and found["counts"].tolist() == [len(block) for block in blocks]:
+            if capacity is not None and found.counts.tolist() == [len(block) for block in blocks]:
                 hint = "Hint: how many assignments does an expert keep at most?"
             raise Wrong({rank: message}, hint)
-        if found["order"].tolist() != order:
-            message = f"{context}, chosen={chosen.tolist()[:4]} …: order is {found['order'].tolist()}, expected {order}"
+        if found.order.tolist() != order:
+            message = f"{context}, chosen={chosen.tolist()[:4]} …: order is {found.order.tolist()}, expected {order}"
             hint = "Hint: what does each entry of order number, and in which order are the entries of one expert?"
-            if sorted(found["order"].tolist()) == sorted(order):
+            if sorted(found.order.tolist()) == sorted(order):
                 hint = "These are the right assignments. Hint: in which order are those of the same expert?"
             raise Wrong({rank: message}, hint)
-        for name, tensor in found.items():
+        for name, tensor in (("order", found.order), ("counts", found.counts)):
             if tensor.dtype != torch.int64:
                 raise Wrong({rank: f"{context}: the dtype of {name} is {tensor.dtype}, expected torch.int64"})
 

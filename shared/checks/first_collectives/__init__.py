@@ -74,14 +74,14 @@ def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
                 "Hint: what does each rank send, and which ranks get the result?"
             )
 
-        judge_numbers([result["results"][turn] for result in found], sum(every), EXACT, cause)
+        judge_numbers([each[turn].result for each in found], sum(every), EXACT, cause)
 
 
 @sum_over_ranks.check("wire", world_sizes=(2, 4))
 def the_sum_costs_one_message(attempt: Attempt) -> None:
     own = [(_draw_number(attempt),) for _ in range(attempt.world_size)]
-    for rank, result in enumerate(attempt.run(probe_numbers, per_rank=own)):
-        _judge_one_all_reduce(rank, result["calls"][0], 8)
+    for rank, (called,) in enumerate(attempt.run(probe_numbers, per_rank=own)):
+        _judge_one_all_reduce(rank, called.calls, 8)
 
 
 def _judge_one_all_reduce(rank: int, calls: list[instrumentation.Call], payload_bytes: int) -> None:
@@ -123,7 +123,7 @@ def every_value_counts_once(attempt: Attempt) -> None:
         found = attempt.run(probe_mean, per_rank=[(values,) for values in own])
         expected = torch.cat(own).mean().item()
         cause = functools.partial(mean_cause, own)
-        judge_numbers([result["results"][0] for result in found], expected, ROUNDING, cause)
+        judge_numbers([each.result for each in found], expected, ROUNDING, cause)
 
 
 @global_mean.check("argument")
@@ -136,7 +136,7 @@ def the_values_are_unchanged(attempt: Attempt) -> None:
 def the_mean_costs_one_message(attempt: Attempt) -> None:
     own = [(values,) for values in _draw_shares(attempt)]
     for rank, result in enumerate(attempt.run(probe_mean, per_rank=own)):
-        _judge_one_all_reduce(rank, result["calls"][0], 16)
+        _judge_one_all_reduce(rank, result.calls, 16)
 
 
 # -- 0.3
@@ -153,7 +153,7 @@ pass_right.check("wire", world_sizes=(2, 3, 4))(judging.one_message_out_and_one_
 @log_mean_loss.check("values")
 def rank_0_gets_the_mean(attempt: Attempt) -> None:
     own = _draw_losses(attempt)
-    found = [result["result"] for result in attempt.run(probe_loss, per_rank=[(loss,) for loss in own])]
+    found = [each.result for each in attempt.run(probe_loss, per_rank=[(loss,) for loss in own])]
     expected = sum(own) / len(own)
 
     def cause(_rank: int, value: float) -> str:
@@ -177,13 +177,13 @@ def _draw_losses(attempt: Attempt) -> list[float]:
 def the_loss_is_unchanged_for_backward(attempt: Attempt) -> None:
     own = _draw_losses(attempt)
     for rank, result in enumerate(attempt.run(probe_loss, per_rank=[(loss,) for loss in own])):
-        if result["loss"] != own[rank]:
+        if result.loss != own[rank]:
             raise Wrong(
-                {rank: f"the loss was {own[rank]:g} before the call and is {result['loss']:g} after it"},
+                {rank: f"the loss was {own[rank]:g} before the call and is {result.loss:g} after it"},
                 "Hint: all_reduce overwrites its argument. Does the tensor that you pass share memory with the loss?",
             )
-        if result["gradient"] != 1.0:
-            message = f"after the call, loss.backward() gives a gradient of {result['gradient']:g}; expected 1"
+        if result.gradient != 1.0:
+            message = f"after the call, loss.backward() gives a gradient of {result.gradient:g}; expected 1"
             raise Wrong({rank: message})
 
 
@@ -192,7 +192,7 @@ def logging_costs_one_message(attempt: Attempt) -> None:
     """A reduce to rank 0 passes as well as an all_reduce."""
     own = [(loss,) for loss in _draw_losses(attempt)]
     for rank, result in enumerate(attempt.run(probe_loss, per_rank=own)):
-        calls = result["calls"]
+        calls = result.calls
         if len(calls) != 1 or calls[0].op not in ("all_reduce", "reduce") or calls[0].payload_bytes > 8:
             raise Wrong({rank: f"{describe_calls(calls)}; expected 1 message of at most 8 bytes"})
 
@@ -206,7 +206,7 @@ def every_rank_has_the_tensor_of_src(attempt: Attempt) -> None:
         rows = attempt.random.randint(1, 500)
         own = [tensor.reshape((rows, 2) if src % 2 else (-1,)) for tensor in draw_tensors(attempt, 2 * rows)]
         found = attempt.run(probe_broadcast, src, per_rank=[(tensor,) for tensor in own])
-        tensors = [result["tensor"] for result in found]
+        tensors = [each.tensor for each in found]
         wrong = {
             rank: f"src={src}: {first_difference(tensor, own[src], EXACT)}"
             for rank, tensor in enumerate(tensors)
@@ -221,7 +221,7 @@ def n_minus_1_messages_in_total(attempt: Attempt) -> None:
     src = attempt.random.randrange(attempt.world_size)
     own = [(tensor,) for tensor in draw_tensors(attempt, attempt.sizes.pick(100, LENGTHS))]
     payload_bytes = own[src][0].nbytes
-    found = [result["calls"] for result in attempt.run(probe_broadcast, src, per_rank=own)]
+    found = [each.calls for each in attempt.run(probe_broadcast, src, per_rank=own)]
     calls = [call for calls_of_rank in found for call in calls_of_rank]
     sends, others = [c for c in calls if c.op == "send"], {c.op for c in calls} - {"send", "recv"}
     if others:

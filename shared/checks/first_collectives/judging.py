@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -132,14 +133,39 @@ def _on_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(device_here(), copy=True)
 
 
-def probe_numbers(function, *values) -> dict:
-    """Call a function with each value in turn. Returns the result of each call and its messages."""
-    results, calls = [], []
+@dataclass
+class Called:
+    """One call of a function."""
+
+    result: tuple[str, Any]  # the name of its type, and its value if it is a tensor or a number
+    calls: list[instrumentation.Call]
+
+
+@dataclass
+class CalledOnTensor(Called):
+    argument: torch.Tensor  # as it is after the call
+
+
+@dataclass
+class Logged(Called):
+    loss: float  # as it is after the call
+    gradient: float  # of the model's weight, after backward()
+
+
+@dataclass
+class Broadcast:
+    tensor: torch.Tensor
+    calls: list[instrumentation.Call]
+
+
+def probe_numbers(function, *values) -> list[Called]:
+    """Call a function with each value in turn."""
+    found = []
     for value in values:
-        with instrumentation.listening() as calls_of_value:
-            results.append(_described(function(value)))
-        calls.append(calls_of_value)
-    return {"results": results, "calls": calls}
+        with instrumentation.listening() as calls:
+            result = _described(function(value))
+        found.append(Called(result, calls))
+    return found
 
 
 def _described(result) -> tuple[str, Any]:
@@ -148,13 +174,13 @@ def _described(result) -> tuple[str, Any]:
     return type(result).__name__, value if isinstance(value, (torch.Tensor, float, int)) else None
 
 
-def probe_mean(global_mean, values: torch.Tensor) -> dict:
+def probe_mean(global_mean, values: torch.Tensor) -> CalledOnTensor:
     argument = _on_device(values)
-    found = probe_numbers(global_mean, argument)
-    return {**found, "argument": argument.cpu()}
+    (found,) = probe_numbers(global_mean, argument)
+    return CalledOnTensor(found.result, found.calls, argument.cpu())
 
 
-def probe_pass(pass_right, late_rank: int | None, mine: torch.Tensor) -> dict:
+def probe_pass(pass_right, late_rank: int | None, mine: torch.Tensor) -> CalledOnTensor:
     """Pass one tensor to the right. One rank may be late. The argument is overwritten as soon as the call returns."""
     argument = _on_device(mine)
     dist.barrier()
@@ -166,10 +192,10 @@ def probe_pass(pass_right, late_rank: int | None, mine: torch.Tensor) -> dict:
     kept = argument.cpu().clone()
     argument.fill_(-1)
     dist.barrier()  # no rank may free its tensors while a message is still in flight
-    return {"result": _described(result), "argument": kept, "calls": calls}
+    return CalledOnTensor(_described(result), calls, kept)
 
 
-def probe_loss(log_mean_loss, value: float) -> dict:
+def probe_loss(log_mean_loss, value: float) -> Logged:
     """Log the loss of a model with one weight, and then call backward() on it, as a training step does."""
     weight = _on_device(torch.tensor(value)).requires_grad_()
     loss = weight * 1.0
@@ -178,14 +204,14 @@ def probe_loss(log_mean_loss, value: float) -> dict:
     kept = loss.item()
     loss.backward()
     assert weight.grad is not None
-    return {"result": _described(result), "loss": kept, "gradient": weight.grad.item(), "calls": calls}
+    return Logged(_described(result), calls, kept, weight.grad.item())
 
 
-def probe_broadcast(broadcast_by_hand, src: int, mine: torch.Tensor) -> dict:
+def probe_broadcast(broadcast_by_hand, src: int, mine: torch.Tensor) -> Broadcast:
     argument = _on_device(mine)
     with instrumentation.listening() as calls:
         broadcast_by_hand(argument, src)
-    return {"tensor": argument.cpu(), "calls": calls}
+    return Broadcast(argument.cpu(), calls)
 
 
 EXACT = 0.0
@@ -199,11 +225,11 @@ def draw_tensors(attempt: Attempt, elements: int) -> list[torch.Tensor]:
     return [100.0 * (rank + 1) + torch.rand(elements, generator=generator) for rank in range(attempt.world_size)]
 
 
-def judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
+def judge_arguments(found: list[CalledOnTensor], own: list[torch.Tensor]) -> None:
     wrong = {
-        rank: f"the argument was changed: {first_difference(result['argument'], own[rank], EXACT)}"
+        rank: f"the argument was changed: {first_difference(result.argument, own[rank], EXACT)}"
         for rank, result in enumerate(found)
-        if not torch.equal(result["argument"], own[rank])
+        if not torch.equal(result.argument, own[rank])
     }
     if wrong:
         raise Wrong(wrong, "Hint: which of your calls work in place?")
@@ -221,7 +247,7 @@ def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
             elif _NO_SUCH_RANK in wrong.evidence:
                 wrong.hint = "Hint: who is the right neighbor of the last rank, and the left neighbor of rank 0?"
             raise
-        _judge_passed([result["result"] for result in found], own)
+        _judge_passed([result.result for result in found], own)
 
 
 def _judge_passed(found: list[tuple[str, Any]], own: list[torch.Tensor]) -> None:
@@ -249,7 +275,7 @@ def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
     late = attempt.random.randrange(attempt.world_size)
     found = attempt.run(probe_pass, late, per_rank=[(tensor,) for tensor in own])
     try:
-        _judge_passed([result["result"] for result in found], own)
+        _judge_passed([result.result for result in found], own)
     except Wrong as wrong:
         raise Wrong(f"rank {late} called it {LATE_S:g} s late\n{wrong.evidence}", wrong.hint) from None
 
@@ -263,9 +289,9 @@ def one_message_out_and_one_in(attempt: Attempt) -> None:
     own = draw_tensors(attempt, attempt.sizes.pick(1000, LENGTHS))
     for rank, result in enumerate(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])):
         left, right = (rank - 1) % len(own), (rank + 1) % len(own)
-        found = sorted((call.op, call.partner, call.payload_bytes) for call in result["calls"])
+        found = sorted((call.op, call.partner, call.payload_bytes) for call in result.calls)
         if found != [("recv", left, own[left].nbytes), ("send", right, own[rank].nbytes)]:
-            message = ", ".join(str(call) for call in result["calls"]) or "no message"
+            message = ", ".join(str(call) for call in result.calls) or "no message"
             expected = f"a send to rank {right} and a recv from rank {left}, {len(own[rank])} elements each"
             raise Wrong(
                 {rank: f"{message}; expected {expected}"},

@@ -4,6 +4,8 @@ Which rules are right is found out by trying them (see trying.py).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,19 +26,34 @@ _HINTS = {
 }
 
 
-def probe_parts(local_part, size: int, placements: list[Placement], tensor: torch.Tensor) -> dict:
+@dataclass
+class Parts:
+    """What local_part returns for each placement and rank, and whole_from for the parts of each placement."""
+
+    parts: list[list[Any]]
+    wholes: list[Any]
+    changed: bool  # whether the tensor has changed
+
+
+@dataclass
+class Joined:
+    whole: Any
+    changed: bool  # whether a term has changed
+
+
+def probe_parts(local_part, size: int, placements: list[Placement], tensor: torch.Tensor) -> Parts:
     """Cut a tensor for every rank, and join the parts."""
     whole_from = beside(local_part, "whole_from")
     untouched = tensor.clone()
     parts = [[local_part(tensor, each, index, size) for index in range(size)] for each in placements]
     wholes = [whole_from(list(each), placement) for each, placement in zip(parts, placements, strict=True)]
-    return {"parts": parts, "wholes": wholes, "changed": not torch.equal(tensor, untouched)}
+    return Parts(parts, wholes, not torch.equal(tensor, untouched))
 
 
-def probe_terms(local_part, terms: list[torch.Tensor]) -> dict:
+def probe_terms(local_part, terms: list[torch.Tensor]) -> Joined:
     own = [term.clone() for term in terms]
     whole = beside(local_part, "whole_from")(own, Partial())
-    return {"whole": whole, "changed": not all(map(torch.equal, own, terms))}
+    return Joined(whole, not all(map(torch.equal, own, terms)))
 
 
 def probe_rejections(local_part, asked: list[tuple]) -> list[str]:
@@ -62,9 +79,9 @@ def many_ranks_hold_tensors(attempt: Attempt) -> None:
             _judge_parts(attempt, size, shape, every_placement(len(shape)))
     terms = [torch.randn(3, 2, dtype=torch.float64) for _ in range(3)]
     found = attempt.run(probe_terms, terms, context="whole_from() of three terms")[0]
-    if not _same(found["whole"], total_of(terms)):
+    if not _same(found.whole, total_of(terms)):
         raise Wrong("whole_from() of three terms of a Partial is not their sum", _HINTS[Partial])
-    if found["changed"]:
+    if found.changed:
         raise Wrong("whole_from() of three terms changes its argument", "Hint: which line writes to one of `parts`?")
 
 
@@ -86,9 +103,9 @@ def _judge_parts(attempt: Attempt, size: int, shape: tuple[int, ...], placements
     tensor = torch.randn(shape, generator=draw, dtype=torch.float64)
     tried = f"a tensor of shape {list(shape)} on {describe_mesh(Mesh((size,)))}"
     found = attempt.run(probe_parts, size, placements, tensor, context=tried)[0]
-    if found["changed"]:
+    if found.changed:
         raise Wrong(f"{tried}: your function has changed its argument", "Hint: which line writes to `tensor`?")
-    for placement, parts, whole in zip(placements, found["parts"], found["wholes"], strict=True):
+    for placement, parts, whole in zip(placements, found.parts, found.wholes, strict=True):
         name, hint = f"{describe(placement)} of {tried}", _HINTS[type(placement)]
         for index, part in enumerate(parts):
             expected = _expected(tensor, placement, index, size)

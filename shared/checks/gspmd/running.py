@@ -70,9 +70,16 @@ class Change:
         return f"{describe(self.before)} → {describe(self.after)} of a tensor of shape {list(self.shape)}"
 
 
+@dataclass
+class Returned:
+    result: Any  # a tensor, or the name of its type if it is no tensor
+    sent_bytes: float
+    kept: bool  # whether the arguments are unchanged
+
+
 def probe_redistribute(
     redistribute: Callable, changes: list[Change], in_subgroup: bool, members: list[int], *own: torch.Tensor
-) -> list[dict]:
+) -> list[Returned]:
     """Change the placement of each tensor."""
     group, is_member = join_subgroup(in_subgroup)
     options, found = {"group": group} if in_subgroup else {}, []
@@ -83,14 +90,7 @@ def probe_redistribute(
         with staying_inside(members if in_subgroup else None), instrumentation.listening() as calls:
             result = redistribute(shard, change.before, change.after, **options)
         sent_bytes = sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls)
-        kept = torch.equal(shard.cpu(), values)
-        found.append(
-            {
-                "result": _copied(result),
-                "sent_bytes": sent_bytes,
-                "kept": kept,
-            }
-        )
+        found.append(Returned(_copied(result), sent_bytes, torch.equal(shard.cpu(), values)))
     return found
 
 
@@ -175,21 +175,21 @@ def _judge_changes(attempt: Attempt, changes: list[Change], in_subgroup: bool = 
         results = {rank: found[rank][index] for rank in members}
         tried = f"{change} on {describe_mesh(mesh)}"
         _expect_tensors(tried, results, "redistribute", "Hint: what does a collective that works in place return?")
-        _judge_values(tried, {rank: each["result"] for rank, each in results.items()}, whole, (change.after,), mesh)
+        _judge_values(tried, {rank: each.result for rank, each in results.items()}, whole, (change.after,), mesh)
         expected = _bytes_of_change(change, len(members))
         for rank, result in results.items():
-            if not result["kept"]:
+            if not result.kept:
                 raise Wrong({rank: f"{tried}: your function has changed its argument"}, _HINT_IN_PLACE)
-            if abs(result["sent_bytes"] - expected) > 1e-6:
-                sent_bytes, expected_bytes = describe_bytes(result["sent_bytes"], expected)
+            if abs(result.sent_bytes - expected) > 1e-6:
+                sent_bytes, expected_bytes = describe_bytes(result.sent_bytes, expected)
                 message = f"{tried}: this rank sends {sent_bytes} bytes, expected {expected_bytes}"
                 raise Wrong({rank: message}, _HINT_ON_BYTES)
 
 
-def _expect_tensors(tried: str, results: dict[int, dict], piece: str, hint: str) -> None:
+def _expect_tensors(tried: str, results: dict[int, Returned], piece: str, hint: str) -> None:
     for rank, each in results.items():
-        if not isinstance(each["result"], torch.Tensor):
-            raise Wrong({rank: f"{tried}: {piece} returned {each['result']}, expected a tensor"}, hint)
+        if not isinstance(each.result, torch.Tensor):
+            raise Wrong({rank: f"{tried}: {piece} returned {each.result}, expected a tensor"}, hint)
 
 
 def _bytes_of_change(change: Change, size: int) -> float:
@@ -240,9 +240,15 @@ def _hint_on(placements: Placements) -> str:
 # -- 17.7
 
 
+@dataclass
+class Executed(Returned):
+    output: Placements  # as propagate() says
+    collectives: list[Collective]
+
+
 def probe_execute(
     execute: Callable, cases: list[Case], in_subgroup: bool, members: list[int], own: list[list[torch.Tensor]]
-) -> list[dict]:
+) -> list[Executed]:
     """Run each case, on one axis or on the mesh of all ranks."""
     group, is_member = join_subgroup(in_subgroup)
     mesh_groups, found = {}, []
@@ -258,13 +264,13 @@ def probe_execute(
         with staying_inside(members if in_subgroup else None), instrumentation.listening() as calls:
             result = execute(case.equation, shards, placements, group if bare else mesh_groups[case.mesh.sizes])
         found.append(
-            {
-                "result": _copied(result),
-                "output": as_placements(output, len(case.parsed.output)),
-                "collectives": [(each.operation, each.operand, each.axis, each.buffer_bytes) for each in collectives],
-                "sent_bytes": sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls),
-                "kept": all(torch.equal(a.cpu(), b) for a, b in zip(shards, tensors, strict=True)),
-            }
+            Executed(
+                _copied(result),
+                sent_bytes=sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls),
+                kept=all(torch.equal(a.cpu(), b) for a, b in zip(shards, tensors, strict=True)),
+                output=as_placements(output, len(case.parsed.output)),
+                collectives=[(each.operation, each.operand, each.axis, each.buffer_bytes) for each in collectives],
+            )
         )
     return found
 
@@ -277,7 +283,13 @@ def probe_rejected_cases(execute: Callable, cases: list[Case], own: list[list[to
     ]
 
 
-def probe_dtensor(execute: Callable, cases: list[Case], own: list[list[torch.Tensor]]) -> list[dict]:
+@dataclass
+class Multiplied:
+    output: Placements
+    sent_bytes: float
+
+
+def probe_dtensor(execute: Callable, cases: list[Case], own: list[list[torch.Tensor]]) -> list[Multiplied]:
     """Multiply each pair of DTensors, and record what DTensor sends and where it puts the result."""
     from torch.distributed import tensor as dtensor
 
@@ -294,7 +306,7 @@ def probe_dtensor(execute: Callable, cases: list[Case], own: list[list[torch.Ten
         placement: Any = product.placements[0]
         output = Shard(placement.dim) if placement.is_shard() else Partial() if placement.is_partial() else Replicate()
         sent_bytes = sum(wire.sent_bytes_of(call, dist.get_rank()) for call in calls)
-        found.append({"output": (output,), "sent_bytes": sent_bytes})
+        found.append(Multiplied((output,), sent_bytes))
     return found
 
 
@@ -381,13 +393,11 @@ def as_dtensor_does(attempt: Attempt) -> None:
     theirs = attempt.run(probe_dtensor, cases, per_rank=own)
     for rank, (own_results, dtensor_results) in enumerate(zip(found, theirs, strict=True)):
         for case, mine, dtensor in zip(cases, own_results, dtensor_results, strict=True):
-            if mine["output"] != dtensor["output"]:
-                message = (
-                    f"{case}: the result is {describe(mine['output'])}, but DTensor's is {describe(dtensor['output'])}"
-                )
+            if mine.output != dtensor.output:
+                message = f"{case}: the result is {describe(mine.output)}, but DTensor's is {describe(dtensor.output)}"
                 raise Wrong({rank: message}, "Hint: does the check of propagate() pass?")
-            if mine["sent_bytes"] != dtensor["sent_bytes"]:
-                own_bytes, dtensor_bytes = describe_bytes(mine["sent_bytes"], dtensor["sent_bytes"])
+            if mine.sent_bytes != dtensor.sent_bytes:
+                own_bytes, dtensor_bytes = describe_bytes(mine.sent_bytes, dtensor.sent_bytes)
                 sent = f"this rank sends {own_bytes} bytes; DTensor sends {dtensor_bytes}"
                 raise Wrong({rank: f"{case}: {sent}"}, _HINT_ON_EXTRA)
 
@@ -427,15 +437,15 @@ def _run_and_judge(
             _judge_bytes(case, results)
 
 
-def _judge_case(case: Case, tensors: Tensors, results: dict[int, dict]) -> None:
-    outputs = {describe(result["output"]) for result in results.values()}
+def _judge_case(case: Case, tensors: Tensors, results: dict[int, Executed]) -> None:
+    outputs = {describe(result.output) for result in results.values()}
     if len(outputs) > 1:
         raise Wrong(f"{case}: the ranks have different plans, with results {' and '.join(sorted(outputs))}")
     first = next(iter(results.values()))
     partial = [index for index, each in enumerate(case.placements) if Partial() in each]
     try:
-        values = {rank: each["result"] for rank, each in results.items()}
-        _judge_values(str(case), values, tensors.expected, first["output"], case.mesh)
+        values = {rank: each.result for rank, each in results.items()}
+        _judge_values(str(case), values, tensors.expected, first.output, case.mesh)
     except Wrong as wrong:
         if partial and case.parsed.operation not in (EINSUM, *LINEAR):
             wrong.hint = "The input is Partial. Hint: is this operation linear, and when is the sum computed?"
@@ -443,27 +453,27 @@ def _judge_case(case: Case, tensors: Tensors, results: dict[int, dict]) -> None:
             wrong.hint = "Each rank only applied the operation to its own term. Hint: which steps does the plan have?"
         raise
     for rank, each in results.items():
-        if not each["kept"]:
+        if not each.kept:
             raise Wrong({rank: f"{case}: your code has changed the shards that it got"}, _HINT_ON_LIST)
 
 
-def _computes_alone(case: Case, tensors: Tensors, results: dict[int, dict]) -> bool:
+def _computes_alone(case: Case, tensors: Tensors, results: dict[int, Executed]) -> bool:
     """Return whether every rank has just computed with what it held."""
     parts = [[parts[index] for parts in tensors.parts] for index in range(case.mesh.ranks)]
     try:
         alone = [result_of(case.parsed, each) for each in parts]
     except ValueError:
         return False
-    found = [each["result"].numpy() for each in results.values()]
+    found = [each.result.numpy() for each in results.values()]
     return all(a.shape == b.shape and np.allclose(a, b) for a, b in zip(alone, found, strict=True))
 
 
-def _judge_bytes(case: Case, results: dict[int, dict]) -> None:
+def _judge_bytes(case: Case, results: dict[int, Executed]) -> None:
     """Compare the bytes that each rank sends with those of the collectives that propagate() returns."""
     for rank, each in results.items():
-        expected = sum(_bytes_of(collective, case.mesh) for collective in each["collectives"])
-        if abs(each["sent_bytes"] - expected) > 1e-6:
-            sent_bytes, expected_bytes = describe_bytes(each["sent_bytes"], expected)
+        expected = sum(_bytes_of(collective, case.mesh) for collective in each.collectives)
+        if abs(each.sent_bytes - expected) > 1e-6:
+            sent_bytes, expected_bytes = describe_bytes(each.sent_bytes, expected)
             message = f"{case}: this rank sends {sent_bytes} bytes; with the collectives of propagate(), "
             raise Wrong({rank: f"{message}it would send {expected_bytes}"}, _HINT_ON_EXTRA)
 

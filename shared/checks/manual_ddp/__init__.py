@@ -3,7 +3,7 @@
 import torch
 
 from shared.checks.engine.attempts import Attempt, on_each
-from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, judge_state, reject_frozen_gradients
+from shared.checks.engine.compare import describe_calls, judge_gradients, judge_state, reject_frozen_gradients
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import judge_gradient_bytes, judge_state_bytes, reject_early_messages
 from shared.checks.engine.framework import Exercise
@@ -13,6 +13,7 @@ from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.manual_ddp import sampler, weighted
 from shared.checks.manual_ddp.weighted import (
     gradients_of_one_process,
+    judge_averages,
     probe_average,
     probe_average_beside_old_gradients,
     probe_broadcast,
@@ -63,13 +64,13 @@ def mean_within_a_group(attempt: Attempt) -> None:
     members = members_of(attempt, True)
     _judge_mean(found, torch.stack([own[rank] for rank in members]).mean(0), own, members)
     for rank in members:
-        if [call.op for call in found[rank]["calls"]] != ["all_reduce"]:
-            raise Wrong({rank: f"{describe_calls(found[rank]['calls'])}; expected 1 all_reduce"})
+        if [call.op for call in found[rank].calls] != ["all_reduce"]:
+            raise Wrong({rank: f"{describe_calls(found[rank].calls)}; expected 1 all_reduce"})
 
 
 def _judge_mean(found, expected, own, members) -> None:
     judge_gradients(
-        {rank: {"the tensor": found[rank]["value"]} for rank in members},
+        {rank: {"the tensor": found[rank].value} for rank in members},
         {"the tensor": expected},
         {rank: {"the tensor": own[rank]} for rank in members},
         f"mean over {name_ranks(members)}",
@@ -80,8 +81,8 @@ def _judge_mean(found, expected, own, members) -> None:
 def mean_costs_one_message(attempt: Attempt) -> None:
     own = [(torch.ones(100, dtype=torch.float32),)] * attempt.world_size
     for rank, result in enumerate(attempt.run(probe_mean, False, per_rank=own)):
-        if [(call.op, call.payload_bytes) for call in result["calls"]] != [("all_reduce", 400)]:
-            raise Wrong({rank: f"{describe_calls(result['calls'])}; expected 1 all_reduce of 400 bytes"})
+        if [(call.op, call.payload_bytes) for call in result.calls] != [("all_reduce", 400)]:
+            raise Wrong({rank: f"{describe_calls(result.calls)}; expected 1 all_reduce of 400 bytes"})
 
 
 # -- 2.2
@@ -102,12 +103,12 @@ def _judge_broadcast(attempt: Attempt, in_subgroup: bool, members: list[int]) ->
         seeds = [attempt.draw_seed() for _ in range(attempt.world_size)]
         args, context = [(seed,) for seed in seeds], called_alone(attempt) if in_subgroup else ""
         found = attempt.run(probe_broadcast, model, in_subgroup, per_rank=args, context=context)
-        if not all(found[rank]["kept"] for rank in members):
+        if not all(found[rank].kept for rank in members):
             evidence = "a parameter or buffer was replaced by another tensor, or its requires_grad was changed"
             hint = "Hint: which operation writes into the tensor that the module already has?"
             raise Wrong(f"{awkward.describe(model)}: {evidence}", hint)
         own = {rank: awkward.state_of(awkward.build(model, seeds[rank])) for rank in members}
-        judge_state({rank: found[rank]["state"] for rank in members}, own[members[0]], members[0], own)
+        judge_state({rank: found[rank].state for rank in members}, own[members[0]], members[0], own)
 
 
 @broadcast_state.check("wire", world_sizes=(2, 4))
@@ -115,19 +116,18 @@ def each_tensor_is_sent_once(attempt: Attempt) -> None:
     for model in ("Tied", "Buffered"):
         seeds = [(attempt.draw_seed(),) for _ in range(attempt.world_size)]
         for rank, result in enumerate(attempt.run(probe_broadcast, model, False, per_rank=seeds)):
-            judge_state_bytes(rank, result["calls"], model)
+            judge_state_bytes(rank, result.calls, model)
 
 
 # -- 2.3
 
 
 def _judge_average(attempt: Attempt, model: str) -> None:
-    draw = Draw(attempt)
+    draw, members = Draw(attempt), list(range(attempt.world_size))
     same = [(draw.seeds[0], x, y) for x, y in draw.shares]
     found = attempt.run(probe_average, model, False, per_rank=same)
-    expected = gradients_of_one_process(model, draw, list(range(attempt.world_size)))
-    judge_gradients(by_rank(found, "gradients"), expected, by_rank(found, "local"), awkward.describe(model))
-    reject_frozen_gradients(dict(enumerate(found)), model)
+    judge_averages(found, gradients_of_one_process(model, draw, members), members, awkward.describe(model))
+    reject_frozen_gradients({rank: each.frozen for rank, each in enumerate(found)}, model)
 
 
 average_gradients.check("plain model", world_sizes=(2,))(on_each(_judge_average, "Plain"))
@@ -141,9 +141,7 @@ def only_the_group_takes_part(attempt: Attempt) -> None:
     same = [(draw.seeds[0], x, y) for x, y in draw.shares]
     found = attempt.run(probe_average, "TwoBranches", True, per_rank=same, context=called_alone(attempt))
     members = members_of(attempt, True)
-    expected = gradients_of_one_process("TwoBranches", draw, members)
-    found_by_rank, local = by_rank(found, "gradients", members), by_rank(found, "local", members)
-    judge_gradients(found_by_rank, expected, local, called_alone(attempt))
+    judge_averages(found, gradients_of_one_process("TwoBranches", draw, members), members, called_alone(attempt))
 
 
 @average_gradients.check("wire", world_sizes=(2, 4))
@@ -156,7 +154,7 @@ def each_gradient_is_sent_once(attempt: Attempt) -> None:
         draw = Draw(attempt)
         found = attempt.run(probe, model, False, per_rank=draw.per_rank)
         for rank, result in enumerate(found):
-            judge_gradient_bytes(rank, result["calls"], model, note=note)
+            judge_gradient_bytes(rank, result.calls, model, note=note)
 
 
 # -- 2.4
@@ -173,10 +171,10 @@ ManualDDP.check("accumulation", world_sizes=(2, 3))(on_each(train_and_judge, Tra
 def it_sends_each_gradient_once_after_backward(attempt: Attempt) -> None:
     for model, micro_batches in (("Tied", 1), ("Frozen", 2), ("Buffered", 1), ("Mixed", 1)):
         for rank, result in enumerate(train(attempt, Training(model, micro_batches), Draw(attempt))):
-            judge_state_bytes(rank, result["building"], model)
-            for step in result["steps"]:
-                reject_early_messages(rank, step["working"], model)
-                judge_gradient_bytes(rank, step["finishing"], model)
+            judge_state_bytes(rank, result.building, model)
+            for step in result.steps:
+                reject_early_messages(rank, step.working, model)
+                judge_gradient_bytes(rank, step.finishing, model)
 
 
 ManualDDP.check("group", world_sizes=(3, 4))(

@@ -1,6 +1,7 @@
 """Check that the samplers of all ranks divide an epoch's samples among them, in exercise 2.6 of `manual_ddp`."""
 
 import random
+from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 
 import torch
@@ -16,7 +17,30 @@ PASSES = None, None, 2, None, 1, 2  # over one sampler; set_epoch() is called be
 LENGTHS, LATE_EPOCHS = range(61, 2_000), range(12, 100_000)  # may be drawn
 
 
-def probe_sampler(sampler_class, length: int, seed: int, epochs: tuple[int, ...] = EPOCHS) -> dict:
+Shares = list[list]  # of each rank
+
+
+@dataclass
+class Sampled:
+    """What samplers yield. Where nothing else is said, all ranks' samplers are new, and set to an epoch."""
+
+    early_len: int  # before any iteration
+    passes: list[list]  # as in PASSES, on rank 0
+    iterators_agree: bool  # two of them over one sampler, at the same time
+    epochs: list[Shares]
+    orders: list[list]  # of a single rank, in epoch 0 and in these epochs
+    unset: list  # on this rank, without set_epoch()
+    own_len: int  # of that sampler
+    epoch_0: Shares
+    again: Shares  # epoch 0 once more
+    epoch_1: Shares
+    other_seed: Shares
+    in_order: Shares  # with shuffle=False
+    calls: list[instrumentation.Call]
+    random_state_kept: dict[str, bool] = field(default_factory=dict)  # by the owner of the state
+
+
+def probe_sampler(sampler_class, length: int, seed: int, epochs: tuple[int, ...] = EPOCHS) -> Sampled:
     """Iterate over every rank's sampler on this rank, because samplers may depend only on their arguments."""
     world_size = dist.get_world_size()
     random_states = torch.get_rng_state(), random.getstate()
@@ -24,7 +48,7 @@ def probe_sampler(sampler_class, length: int, seed: int, epochs: tuple[int, ...]
     def taken(indices) -> list:
         return list(islice(indices, 2 * length + world_size))
 
-    def drawn(epoch: int = 0, ranks: int = world_size, **options) -> list[list]:
+    def drawn(epoch: int = 0, ranks: int = world_size, **options) -> Shares:
         samplers = [sampler_class(length, rank, ranks, **options) for rank in range(ranks)]
         for sampler in samplers:
             sampler.set_epoch(epoch)
@@ -45,23 +69,24 @@ def probe_sampler(sampler_class, length: int, seed: int, epochs: tuple[int, ...]
     with instrumentation.listening() as calls:
         unset = sampler_class(length, dist.get_rank(), world_size, seed=seed)
         _refuse_library_samplers(unset)
-        early = len(sampler_class(length, 0, world_size))
-        found = {
-            "len before": early,
-            "passes": one_after_another(),
-            "two iterators": two_at_once(),
-            "epochs": [drawn(epoch, seed=seed) for epoch in epochs],
-            "orders": [drawn(epoch, 1, seed=seed)[0] for epoch in (0, *epochs)],
-            "unset": taken(unset),
-            "len": len(unset),
-            "epoch 0": drawn(0, seed=seed),
-            "again": drawn(0, seed=seed),
-            "epoch 1": drawn(1, seed=seed),
-            "other seed": drawn(0, seed=seed + 100_003),
-            "in order": drawn(shuffle=False),
-        }
-    kept = torch.equal(random_states[0], torch.get_rng_state()), random_states[1] == random.getstate()
-    return {**found, "calls": calls, "random state kept": dict(zip(("torch", "Python's random"), kept, strict=True))}
+        found = Sampled(
+            early_len=len(sampler_class(length, 0, world_size)),
+            passes=one_after_another(),
+            iterators_agree=two_at_once(),
+            epochs=[drawn(epoch, seed=seed) for epoch in epochs],
+            orders=[drawn(epoch, 1, seed=seed)[0] for epoch in (0, *epochs)],
+            unset=taken(unset),
+            own_len=len(unset),
+            epoch_0=drawn(0, seed=seed),
+            again=drawn(0, seed=seed),
+            epoch_1=drawn(1, seed=seed),
+            other_seed=drawn(0, seed=seed + 100_003),
+            in_order=drawn(shuffle=False),
+            calls=calls,
+        )
+    found.random_state_kept["torch"] = torch.equal(random_states[0], torch.get_rng_state())
+    found.random_state_kept["Python's random"] = random_states[1] == random.getstate()
+    return found
 
 
 def _refuse_library_samplers(sampler) -> None:
@@ -76,20 +101,20 @@ def every_sample_once_and_equal_shares(attempt: Attempt) -> None:
         found = attempt.run(probe_sampler, length, attempt.draw_seed())
         share = -(-length // size)
         for rank, result in enumerate(found):
-            _judge_shares(rank, result["epoch 0"], length, share)
-            _judge_shares(rank, result["in order"], length, share)
-            for later in result["epochs"]:
+            _judge_shares(rank, result.epoch_0, length, share)
+            _judge_shares(rank, result.in_order, length, share)
+            for later in result.epochs:
                 _judge_shares(rank, later, length, share)
-            if result["len"] != share or result["len before"] != share:
-                raise Wrong({rank: f"len() is {result['len']} for {length} samples on {size} ranks; expected {share}"})
-            if result["epoch 0"] != found[0]["epoch 0"] or result["unset"] != result["epoch 0"][rank]:
+            if result.own_len != share or result.early_len != share:
+                raise Wrong({rank: f"len() is {result.own_len} for {length} samples on {size} ranks; expected {share}"})
+            if result.epoch_0 != found[0].epoch_0 or result.unset != result.epoch_0[rank]:
                 message = "for one seed and epoch, this rank's order differs from rank 0's, or set_epoch(0) changes it"
                 raise Wrong({rank: message}, "Hint: what does the order depend on besides the seed and the epoch?")
             expected = _divided(list(range(length)), size)
-            if result["in order"] != expected:
-                message = f"shuffle=False, {length} samples on {size} ranks: the ranks yield {result['in order']}"
+            if result.in_order != expected:
+                message = f"shuffle=False, {length} samples on {size} ranks: the ranks yield {result.in_order}"
                 raise Wrong({rank: f"{message}; expected {expected}"})
-            for shares, order in zip([result["epoch 0"], *result["epochs"]], result["orders"], strict=True):
+            for shares, order in zip([result.epoch_0, *result.epochs], result.orders, strict=True):
                 if sorted(order) != list(range(length)):
                     _judge_shares(rank, [order], length, length)
                 _judge_division(rank, shares, order)
@@ -150,17 +175,17 @@ def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
     length = attempt.sizes.pick(60, LENGTHS)
     epochs = (*EPOCHS, attempt.sizes.pick(EPOCHS[-1] + 1, LATE_EPOCHS))
     for rank, result in enumerate(attempt.run(probe_sampler, length, attempt.draw_seed(), epochs)):
-        if result["epoch 0"] != result["again"]:
+        if result.epoch_0 != result.again:
             raise Wrong({rank: "the same epoch has two different orders"}, "Hint: how is the generator seeded?")
         _judge_passes(rank, result)
-        if not result["two iterators"]:
+        if not result.iterators_agree:
             raise Wrong(
                 {rank: "two iterators over the same sampler at the same time yield different samples"},
                 "Hint: which object stores the position of an iteration?",
             )
-        if result["epoch 0"] == result["epoch 1"]:
+        if result.epoch_0 == result.epoch_1:
             raise Wrong({rank: "epochs 0 and 1 have the same order"}, "Hint: what should set_epoch() change?")
-        orders = [result["epoch 0"], *result["epochs"]]
+        orders = [result.epoch_0, *result.epochs]
         if any(one == other for index, one in enumerate(orders) for other in orders[:index]):
             raise Wrong(
                 {rank: "two epochs have the same order"}, "Hint: how do the seed and the epoch determine the order?"
@@ -170,21 +195,21 @@ def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
                 {rank: "rank 0 has the same samples in epochs 0 and 1"},
                 "Hint: are the samples shuffled before or after they are divided among the ranks?",
             )
-        if result["epoch 0"] == result["other seed"]:
+        if result.epoch_0 == result.other_seed:
             raise Wrong({rank: "two different seeds give the same order"}, "Hint: which line uses the seed?")
-        if result["epoch 0"] == result["in order"]:
+        if result.epoch_0 == result.in_order:
             raise Wrong({rank: "with shuffle=True, the samples are not shuffled"}, "Hint: which line shuffles?")
-        for owner, kept in result["random state kept"].items():
+        for owner, kept in result.random_state_kept.items():
             if not kept:
                 message = f"iterating changes the global random state of {owner}, so later draws depend on it"
                 raise Wrong({rank: message}, "Hint: which generator draws the random numbers?")
 
 
-def _judge_passes(rank: int, result: dict) -> None:
+def _judge_passes(rank: int, result: Sampled) -> None:
     """Check what one sampler yields when it is iterated over several times, with set_epoch() before some of them."""
-    firsts = [shares[0] for shares in result["epochs"]]
-    right, epoch, called = {0: result["epoch 0"][0]} | dict(zip(EPOCHS, firsts, strict=False)), 0, []
-    for number, (argument, indices) in enumerate(zip(PASSES, result["passes"], strict=True), 1):
+    firsts = [shares[0] for shares in result.epochs]
+    right, epoch, called = {0: result.epoch_0[0]} | dict(zip(EPOCHS, firsts, strict=False)), 0, []
+    for number, (argument, indices) in enumerate(zip(PASSES, result.passes, strict=True), 1):
         if argument is not None:
             epoch = argument
             called.append(f"set_epoch({argument})")
@@ -204,5 +229,5 @@ def _judge_passes(rank: int, result: dict) -> None:
 
 def the_sampler_needs_no_messages(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_sampler, 12, attempt.draw_seed())):
-        if result["calls"]:
-            raise Wrong({rank: f"{describe_calls(result['calls'])}; expected none, because a shared seed is enough"})
+        if result.calls:
+            raise Wrong({rank: f"{describe_calls(result.calls)}; expected none, because a shared seed is enough"})

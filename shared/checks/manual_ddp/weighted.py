@@ -1,5 +1,6 @@
 """Call the functions of chapter 02 on a rank, and check average_gradients_weighted, in exercise 2.5."""
 
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, nearly_equal, reject_frozen_gradients
+from shared.checks.engine.compare import describe_calls, judge_gradients, nearly_equal, reject_frozen_gradients
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import trainable_bytes
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
@@ -18,24 +19,45 @@ from shared.wire import instrumentation
 # -- call the functions of chapter 02 on a rank, and record their results and messages
 
 
-def probe_mean(mean_over_ranks_, in_subgroup: bool, values: torch.Tensor) -> dict:
+@dataclass
+class Mean:
+    value: torch.Tensor
+    calls: list[instrumentation.Call]
+
+
+@dataclass
+class Broadcast:
+    state: dict[str, torch.Tensor]
+    calls: list[instrumentation.Call]
+    kept: bool  # whether all tensors are the same objects as before, at the same addresses
+
+
+@dataclass
+class Averaged:
+    gradients: dict[str, torch.Tensor | None]
+    local: dict[str, torch.Tensor | None]  # the gradients before they were averaged
+    calls: list[instrumentation.Call]
+    frozen: list[str]  # the frozen parameters that have a gradient
+
+
+def probe_mean(mean_over_ranks_, in_subgroup: bool, values: torch.Tensor) -> Mean:
     group, member = join_subgroup(in_subgroup)
     given = values.to(device_here())
     tensor = given[...]  # a view, so that a mean that is not computed in place is noticed
     with instrumentation.listening() as calls:
         if member:
             mean_over_ranks_(tensor, group) if in_subgroup else mean_over_ranks_(tensor)
-    return {"value": given.cpu().clone(), "calls": calls}
+    return Mean(given.cpu().clone(), calls)
 
 
-def probe_broadcast(broadcast_state, model: str, in_subgroup: bool, seed: int) -> dict:
+def probe_broadcast(broadcast_state, model: str, in_subgroup: bool, seed: int) -> Broadcast:
     group, member = join_subgroup(in_subgroup)
     module = awkward.build(model, seed).to(device_here())
     marked = _marks(module)
     with instrumentation.listening() as calls:
         if member:
             broadcast_state(module, group)
-    return {"state": awkward.state_of(module), "calls": calls, "kept": marked == _marks(module)}
+    return Broadcast(awkward.state_of(module), calls, marked == _marks(module))
 
 
 def _marks(module: nn.Module) -> list[tuple]:
@@ -45,7 +67,7 @@ def _marks(module: nn.Module) -> list[tuple]:
 
 def probe_average(
     average_gradients, model: str, in_subgroup: bool, seed: int, x, y, *extra, old_gradients: bool = False
-) -> dict:
+) -> Averaged:
     """Run backward, then the student's function.
 
     Args:
@@ -72,11 +94,10 @@ def probe_average(
         raise AssertionError(
             f"the .grad of {recorded[0]} requires a gradient itself: which operation in your code does autograd record?"
         )
-    gradients = awkward.gradients_of(module)
-    return {"gradients": gradients, "local": local, "calls": calls, "frozen": frozen_with_gradient(module)}
+    return Averaged(awkward.gradients_of(module), local, calls, frozen_with_gradient(module))
 
 
-def probe_average_beside_old_gradients(average_gradients, *args) -> dict:
+def probe_average_beside_old_gradients(average_gradients, *args) -> Averaged:
     return probe_average(average_gradients, *args, old_gradients=True)
 
 
@@ -96,7 +117,12 @@ def gradients_of_one_process(model: str, draw: Draw, members: list[int]) -> dict
     return step.gradients
 
 
-def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool) -> tuple[list[dict], dict, Draw]:
+def judge_averages(found: list[Averaged], expected: dict, members: list[int], context: str) -> None:
+    gradients, local = {rank: found[rank].gradients for rank in members}, {rank: found[rank].local for rank in members}
+    judge_gradients(gradients, expected, local, context)
+
+
+def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool) -> tuple[list[Averaged], dict, Draw]:
     """Average gradients over unequal shares. Returns each rank's results, one process's gradients, and the draw."""
     draw = Draw(attempt, counts)
     members = members_of(attempt, in_subgroup)
@@ -108,20 +134,20 @@ def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool
     expected = gradients_of_one_process(model, draw, members)
     _refuse_plain_mean(found, expected, members, context)
     try:
-        judge_gradients(by_rank(found, "gradients", members), expected, by_rank(found, "local", members), context)
+        judge_averages(found, expected, members, context)
     except Wrong as wrong:
         if in_subgroup:
             wrong.hint = f"{wrong.hint} (Only the samples of the group's ranks count.)".strip()
         raise
-    reject_frozen_gradients(dict(enumerate(found)), model)
+    reject_frozen_gradients({rank: each.frozen for rank, each in enumerate(found)}, model)
     return found, expected, draw
 
 
-def _refuse_plain_mean(found: list[dict], expected: dict, members: list[int], context: str) -> None:
+def _refuse_plain_mean(found: list[Averaged], expected: dict, members: list[int], context: str) -> None:
     name = "first.weight"  # trainable and used in every model
-    local = [found[rank]["local"][name] for rank in members]
+    local = [found[rank].local[name] for rank in members]
     plain = torch.stack([torch.zeros_like(expected[name]) if own is None else own for own in local]).mean(0)
-    got = found[members[0]]["gradients"][name]
+    got = found[members[0]].gradients[name]
     if got is not None and nearly_equal(got, plain) and not nearly_equal(plain, expected[name]):
         raise Wrong(
             f"{context}: the gradient of {name} is the unweighted mean over the ranks",
@@ -162,8 +188,8 @@ def weighing_costs_one_small_message(attempt: Attempt) -> None:
         trained = sum(p.requires_grad for p in awkward.build(model, 0).parameters())
         want_bytes, most = trainable_bytes(model), 1 + trained
         for rank, result in enumerate(found):
-            extra = sum(call.payload_bytes for call in result["calls"]) - want_bytes
-            if not 0 <= extra <= 8 or len(result["calls"]) > most:
+            extra = sum(call.payload_bytes for call in result.calls) - want_bytes
+            if not 0 <= extra <= 8 or len(result.calls) > most:
                 expected = f"at most {most} messages, {want_bytes} bytes plus one element"
-                message = f"{awkward.describe(model)}: {describe_calls(result['calls'])}; expected {expected}"
+                message = f"{awkward.describe(model)}: {describe_calls(result.calls)}; expected {expected}"
                 raise Wrong({rank: message}, "Hint: what must a rank know about the others besides their gradients?")

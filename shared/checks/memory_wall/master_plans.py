@@ -47,6 +47,17 @@ class Data:
     gradients: list[list[Any]]
 
 
+@dataclass
+class Stepped:
+    """Hold the parameters after each step of a plan, and which of an optimizer's usual properties hold."""
+
+    steps: list[list[torch.Tensor]]
+    keeps_gradients: bool
+    works_in_place: bool  # each parameter has the same memory as before
+    is_optimizer: bool
+    zeroes_gradients: bool
+
+
 def draw(seed: int, dtypes: tuple[torch.dtype, ...], missing: float = 0.0) -> Data:
     """Draw parameters of dtypes in turn, and gradients of which some are missing."""
     generator = torch.Generator().manual_seed(seed)
@@ -85,7 +96,7 @@ def deal(parameters: list, groups: int) -> list[list]:
     return [parameters[first::groups] for first in range(groups)]
 
 
-def run(plan: Plan, build, data: Data, device: torch.device) -> dict:
+def run(plan: Plan, build, data: Data, device: torch.device) -> Stepped:
     """Step through a plan.
 
     Args:
@@ -93,9 +104,6 @@ def run(plan: Plan, build, data: Data, device: torch.device) -> dict:
         build: Called as build(groups, **defaults) to make the optimizer.
         data: The parameters to start with, and the gradients.
         device: Where the parameters live.
-
-    Returns:
-        The parameters after each step, and which of an optimizer's usual properties hold.
     """
     parameters = [nn.Parameter(each.to(device, copy=True)) for each in data.parameters]
     addresses = [parameter.data_ptr() for parameter in parameters]
@@ -105,7 +113,7 @@ def run(plan: Plan, build, data: Data, device: torch.device) -> dict:
     given = iter(parameters) if plan.groups == ({},) else now  # like module.parameters(), it can be read only once
     optimizer = build(given, **OPTIMIZERS[plan.optimizer][1])
     scheduler = SCHEDULERS[plan.scheduler](optimizer) if plan.scheduler else None
-    found = {"steps": [], "gradients kept": True}
+    steps, keeps_gradients = [], True
     for number, gradients in enumerate(data.gradients):
         if number == LATE and plan.late:
             optimizer.add_param_group(groups[-1])
@@ -121,14 +129,13 @@ def run(plan: Plan, build, data: Data, device: torch.device) -> dict:
         optimizer.step()
         if scheduler:
             scheduler.step()
-        found["steps"].append([parameter.detach().cpu().clone() for parameter in parameters])
+        steps.append([parameter.detach().cpu().clone() for parameter in parameters])
         same = [_same(parameter.grad, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
-        found["gradients kept"] &= all(same)
-    found["in place"] = addresses == [parameter.data_ptr() for parameter in parameters]
-    found["kind"] = isinstance(optimizer, torch.optim.Optimizer)
+        keeps_gradients &= all(same)
+    in_place = addresses == [parameter.data_ptr() for parameter in parameters]
     optimizer.zero_grad()
-    found["zeroed"] = all(parameter.grad is None for parameter in parameters)
-    return found
+    zeroed = all(parameter.grad is None for parameter in parameters)
+    return Stepped(steps, keeps_gradients, in_place, isinstance(optimizer, torch.optim.Optimizer), zeroed)
 
 
 def _same(found: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
@@ -141,9 +148,9 @@ def masters(plan: Plan, data: Data) -> list[list[torch.Tensor]]:
     """Run torch's optimizer on float32 copies that no other code writes into. Return them after each step."""
     whole = Plan(**{**vars(plan), "written_over": False})
     copies = Data([each.float() for each in data.parameters], data.gradients)
-    return run(whole, OPTIMIZERS[plan.optimizer][0], copies, torch.device("cpu"))["steps"]
+    return run(whole, OPTIMIZERS[plan.optimizer][0], copies, torch.device("cpu")).steps
 
 
 def without_masters(plan: Plan, data: Data) -> list[list[torch.Tensor]]:
     """Run torch's optimizer on the parameters themselves. Return them after each step."""
-    return run(plan, OPTIMIZERS[plan.optimizer][0], data, torch.device("cpu"))["steps"]
+    return run(plan, OPTIMIZERS[plan.optimizer][0], data, torch.device("cpu")).steps

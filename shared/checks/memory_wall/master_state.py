@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import io
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -104,13 +105,21 @@ PLAN = Plan(
 )
 
 
-def probe_closure(master_weights, data: Data, values: list[float]) -> dict:
-    """Step with closures. Return, for each step, the parameters, the result of step(), and whether grad was enabled."""
+@dataclass
+class WithClosures:
+    """What steps with closures do, each list by step."""
+
+    steps: list[list[torch.Tensor]] = field(default_factory=list)  # the parameters after it
+    returned: list[str] = field(default_factory=list)
+    enabled: list[list[bool]] = field(default_factory=list)  # for each call of the closure, whether grad was enabled
+
+
+def probe_closure(master_weights, data: Data, values: list[float]) -> WithClosures:
     optimizer_cls, defaults = OPTIMIZERS[PLAN.optimizer]
     build = functools.partial(master_weights, optimizer_cls=optimizer_cls)
     parameters = [nn.Parameter(value.to(device_here(), copy=True)) for value in data.parameters]
     optimizer = build(parameters, **defaults)
-    found = {"steps": [], "returned": [], "enabled": []}
+    found = WithClosures()
     for gradients, value in zip(data.gradients, values, strict=True):
         enabled = []
 
@@ -120,9 +129,9 @@ def probe_closure(master_weights, data: Data, values: list[float]) -> dict:
                 parameter.grad = gradient.to(device_here(), parameter.dtype)
             return value
 
-        found["returned"].append(repr(optimizer.step(closure)))
-        found["enabled"].append(enabled)
-        found["steps"].append([parameter.detach().cpu().clone() for parameter in parameters])
+        found.returned.append(repr(optimizer.step(closure)))
+        found.enabled.append(enabled)
+        found.steps.append([parameter.detach().cpu().clone() for parameter in parameters])
     return found
 
 
@@ -131,7 +140,7 @@ def a_closure_runs_first(attempt: Attempt) -> None:
     data = draw(attempt.draw_seed(), PLAN.dtypes)
     values = [round(attempt.random.uniform(1, 9), 3) for _ in data.gradients]
     for rank, found in enumerate(attempt.run(probe_closure, data, values, context="step(closure)")):
-        for actual, expected, enabled in zip(found["returned"], values, found["enabled"], strict=True):
+        for actual, expected, enabled in zip(found.returned, values, found.enabled, strict=True):
             if len(enabled) != 1:
                 evidence = f"step(closure) called the closure {len(enabled)} times; expected once"
                 raise Wrong({rank: evidence}, "Hint: which line calls the closure, and how often does it run?")
@@ -144,7 +153,7 @@ def a_closure_runs_first(attempt: Attempt) -> None:
             if actual != repr(expected):
                 evidence = f"step(closure) returned {actual}; expected {expected}, the value that the closure returned"
                 raise Wrong({rank: evidence}, "Hint: what does step() return?")
-        judge_steps(rank, found["steps"], PLAN, data)
+        judge_steps(rank, found.steps, PLAN, data)
 
 
 SAVED_AFTER = 3  # steps
@@ -175,12 +184,14 @@ def _step(parameters: list, optimizer: torch.optim.Optimizer, gradients: list[to
     optimizer.step()
 
 
-def probe_copied(holds_masters, data: Data) -> dict:
-    """Step, copy parameters and state, and continue with a second optimizer.
+@dataclass
+class Continued:
+    names: list[list[str]]  # in each parameter's state when it was copied
+    steps: list[list[torch.Tensor]]  # the parameters after each later step
 
-    Returns:
-        The names in each parameter's state when it was copied, and the parameters after each later step.
-    """
+
+def probe_copied(holds_masters, data: Data) -> Continued:
+    """Step, copy parameters and state, and continue with a second optimizer."""
     optimizer_cls, defaults = OPTIMIZERS[COPIED.optimizer]
     build = functools.partial(with_step(holds_masters), optimizer_cls=optimizer_cls, **defaults)
     parameters = [nn.Parameter(value.to(device_here(), copy=True)) for value in data.parameters]
@@ -197,21 +208,21 @@ def probe_copied(holds_masters, data: Data) -> dict:
     for gradients in data.gradients[SAVED_AFTER:]:
         _step(parameters, optimizer, gradients)
         steps.append([parameter.detach().cpu().clone() for parameter in parameters])
-    return {"names": names, "steps": steps}
+    return Continued(names, steps)
 
 
 @after_plain
 def the_state_is_enough(attempt: Attempt) -> None:
     data = draw(attempt.draw_seed(), COPIED.dtypes)
     for rank, found in enumerate(attempt.run(probe_copied, data, context=COPIED.description)):
-        for names in found["names"]:
+        for names in found.names:
             if names != list(STATE):
                 evidence = (
                     f"after {SAVED_AFTER} steps with Adam, the keys of self.state[parameter] are "
                     f"{', '.join(names)}; expected {', '.join(STATE)}"
                 )
                 raise Wrong({rank: evidence}, "Hint: which dict does `inner` fill, and where are its entries expected?")
-        judge_steps(rank, found["steps"], COPIED, data, first=SAVED_AFTER + 1)
+        judge_steps(rank, found.steps, COPIED, data, first=SAVED_AFTER + 1)
 
 
 def probe_resumed(master_weights, plan: Plan, used: bool, data: Data) -> list[list[torch.Tensor]]:

@@ -1,6 +1,7 @@
 """Judge master weights: each parameter is the rounded copy of what a float32 optimizer would hold."""
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from shared.checks.memory_wall.master_plans import (
     OPTIMIZERS,
     Data,
     Plan,
+    Stepped,
     draw,
     masters,
     run,
@@ -149,7 +151,7 @@ NO_GRADIENT = {
 }
 
 
-def probe_masters(master_weights, plan: Plan, data: Data) -> dict:
+def probe_masters(master_weights, plan: Plan, data: Data) -> Stepped:
     build = functools.partial(with_step(master_weights), optimizer_cls=OPTIMIZERS[plan.optimizer][0])
     return run(plan, build, data, device_here())
 
@@ -163,7 +165,7 @@ def judge_plan(attempt: Attempt, plan: Plan, missing: float = 0.0) -> None:
     data = [draw(attempt.draw_seed(), plan.dtypes, missing) for _ in range(attempt.world_size)]
     found = attempt.run(probe_masters, plan, per_rank=[(each,) for each in data], context=plan.description)
     for rank, (result, own) in enumerate(zip(found, data, strict=True)):
-        judge_steps(rank, result["steps"], plan, own)
+        judge_steps(rank, result.steps, plan, own)
         _judge_optimizer(rank, result, plan, attempt.piece)
 
 
@@ -202,24 +204,24 @@ def _cause(parameter: torch.Tensor, plan: Plan, data: Data, number: int, index: 
     return plan.hint
 
 
-def _judge_optimizer(rank: int, result: dict, plan: Plan, piece: str) -> None:
+def _judge_optimizer(rank: int, result: Stepped, plan: Plan, piece: str) -> None:
     """Check what holds for every torch optimizer."""
-    if not result["kind"]:
+    if not result.is_optimizer:
         raise Wrong(
             {rank: f"{piece}(...) is not a torch.optim.Optimizer"},
             f"Hint: which class does {piece} derive from?",
         )
-    if not result["in place"]:
+    if not result.works_in_place:
         evidence = f"{plan.description}: a parameter's memory is not the same after the steps as before"
         raise Wrong(
             {rank: evidence},
             "Other code may hold views of a parameter, such as flat buckets. Hint: how do you write into its memory?",
         )
-    if not result["gradients kept"]:
+    if not result.keeps_gradients:
         raise Wrong(
             {rank: f"{plan.description}: step() changed a parameter's .grad"}, "Hint: which method clears gradients?"
         )
-    if not result["zeroed"]:
+    if not result.zeroes_gradients:
         hint = "Hint: which parameters are in param_groups?"
         raise Wrong({rank: f"{plan.description}: zero_grad() leaves gradients; expected None"}, hint)
 
@@ -261,14 +263,14 @@ def masters_move_where_parameters_would_not(attempt: Attempt) -> None:
     ones = [torch.ones(count, dtype=torch.bfloat16)]
     data = Data(ones, [[torch.full((count,), sign, dtype=torch.bfloat16)] for _ in range(steps)])
     for rank, result in enumerate(attempt.run(probe_masters, SMALL, data)):
-        last = result["steps"][-1][0]
+        last = result.steps[-1][0]
         if torch.equal(last, ones[0]):
             expected = f"{1 - sign * SMALL_LR * steps:.3f}"
             evidence = f"{SMALL.description}: after {steps} steps the parameters are still 1; expected about {expected}"
             raise Wrong(
                 {rank: evidence}, "Hint: which tensor keeps the part of an update that bfloat16 cannot represent?"
             )
-        judge_steps(rank, result["steps"], SMALL, data)
+        judge_steps(rank, result.steps, SMALL, data)
 
 
 @after_values
@@ -278,7 +280,7 @@ def what_has_no_gradient_stays(attempt: Attempt) -> None:
     data.gradients[-1] = [torch.zeros_like(each) for each in data.parameters]  # A gradient of zeros is not None.
     for rank, result in enumerate(attempt.run(probe_masters, MISSING, data, context=MISSING.description)):
         before = data.parameters
-        for number, (after, gradients) in enumerate(zip(result["steps"], data.gradients, strict=True), 1):
+        for number, (after, gradients) in enumerate(zip(result.steps, data.gradients, strict=True), 1):
             for old, new, gradient in zip(before, after, gradients, strict=True):
                 if gradient is None and not torch.equal(old, new):
                     evidence = (
@@ -288,14 +290,20 @@ def what_has_no_gradient_stays(attempt: Attempt) -> None:
                         {rank: evidence}, "Hint: what would weight decay and momentum do with a gradient of zeros?"
                     )
             before = after
-        judge_steps(rank, result["steps"], MISSING, data)
+        judge_steps(rank, result.steps, MISSING, data)
     judge_plan(attempt, FROZEN)
 
 
 # -- inside another optimizer, as in ZeRO-1
 
 
-def probe_inside(master_weights, data: Data, lr: float) -> dict:
+@dataclass
+class Held:
+    steps: list[torch.Tensor]  # the flat tensor after each step
+    defaults: list[str]  # the names of the optimizer's defaults
+
+
+def probe_inside(master_weights, data: Data, lr: float) -> Held:
     """Build it only for its defaults, then add a group with a view of a flat tensor, as ZeRO-1 does."""
     build = functools.partial(master_weights, optimizer_cls=torch.optim.AdamW)
     inner = build([{"params": [nn.Parameter(torch.empty(0))]}], lr=lr)
@@ -309,7 +317,7 @@ def probe_inside(master_weights, data: Data, lr: float) -> dict:
         inner.param_groups[0].update(lr=inner.param_groups[0]["lr"] / 2)
         inner.step()
         steps.append(flat.cpu().clone())
-    return {"steps": steps, "defaults": sorted(inner.defaults)}
+    return Held(steps, sorted(inner.defaults))
 
 
 @after_values
@@ -326,13 +334,13 @@ def another_optimizer_may_hold_it(attempt: Attempt) -> None:
         reference.param_groups[0]["lr"] /= 2
         reference.step()
         for rank, result in enumerate(found):
-            if "betas" not in result["defaults"]:
+            if "betas" not in result.defaults:
                 evidence = (
-                    f"optimizer.defaults contains {', '.join(result['defaults'])}; expected AdamW's, including betas"
+                    f"optimizer.defaults contains {', '.join(result.defaults)}; expected AdamW's, including betas"
                 )
                 raise Wrong({rank: evidence}, "Hint: what do you pass to torch.optim.Optimizer.__init__ as defaults?")
-            if not is_rounded(result["steps"][number], master):
-                difference = first_difference(result["steps"][number], master.bfloat16(), MARGIN)
+            if not is_rounded(result.steps[number], master):
+                difference = first_difference(result.steps[number], master.bfloat16(), MARGIN)
                 evidence = f"{context}; after step {number + 1}: {difference}"
                 hint = "Hint: where are masters created, when are settings read, and how is a parameter written?"
                 raise Wrong({rank: evidence}, hint)

@@ -1,5 +1,7 @@
 """Judge what recomputation keeps, when hooks run, and a backward that does not directly follow its forward."""
 
+from dataclasses import dataclass, field
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -34,11 +36,19 @@ class Wide(nn.Module):
         return self.down(F.gelu(self.middle(F.gelu(self.up(x * y)))))
 
 
-def probe_kept(checkpointed, width: int, checkpoints: bool) -> dict:
-    """Run forward and backward twice. Return how many more bytes live after each than before, without the results."""
+@dataclass
+class Kept:
+    """How many more bytes live after each forward and each backward than before, without the results."""
+
+    forward_bytes: list[int] = field(default_factory=list)
+    backward_bytes: list[int] = field(default_factory=list)
+
+
+def probe_kept(checkpointed, width: int, checkpoints: bool) -> Kept:
+    """Run forward and backward twice."""
     block = Wide(width).to(device_here())
     model = checkpointed(block) if checkpoints else block
-    found = {"forward": [], "backward": []}
+    found = Kept()
     for _ in range(2):
         x, y = (torch.randn(MANY_SAMPLES, INPUTS, device=device_here(), requires_grad=True) for _ in range(2))
         for each in (*block.parameters(), x, y):
@@ -46,11 +56,11 @@ def probe_kept(checkpointed, width: int, checkpoints: bool) -> dict:
         own = {"other": [*block.parameters(), *(p.grad for p in block.parameters()), x, y, x.grad, y.grad]}
         with memory.peak(model, extra=own) as peak:
             output = model(x, y)
-        found["forward"].append(_grown(peak) - output.nbytes)
+        found.forward_bytes.append(_grown(peak) - output.nbytes)
         with memory.peak(model, extra=own) as peak:
             output.sum().backward()
             output = None
-        found["backward"].append(_grown(peak))
+        found.backward_bytes.append(_grown(peak))
     return found
 
 
@@ -61,9 +71,9 @@ def _grown(peak: memory.Peak) -> int:
 @after_values
 def only_inputs_are_kept(attempt: Attempt) -> None:
     width = attempt.random.randint(450, 600)
-    plain_bytes = attempt.run(probe_kept, width, False)[0]["forward"][0]
+    plain_bytes = attempt.run(probe_kept, width, False)[0].forward_bytes[0]
     for rank, found in enumerate(attempt.run(probe_kept, width, True)):
-        for number, kept_bytes in enumerate(found["forward"], 1):
+        for number, kept_bytes in enumerate(found.forward_bytes, 1):
             if kept_bytes > SLACK_BYTES:
                 evidence = (
                     f"a module that keeps {plain_bytes:,} bytes of activations: when checkpointed, it keeps "
@@ -71,7 +81,7 @@ def only_inputs_are_kept(attempt: Attempt) -> None:
                     f"bytes besides its inputs and its output after forward {number}; expected none"
                 )
                 raise Wrong({rank: evidence}, "Hint: what does autograd record during forward, and what else is saved?")
-        for number, kept_bytes in enumerate(found["backward"], 1):
+        for number, kept_bytes in enumerate(found.backward_bytes, 1):
             if kept_bytes > SLACK_BYTES:
                 evidence = f"{kept_bytes:,} more bytes are held after backward {number} than before it; expected none"
                 raise Wrong({rank: evidence}, "Hint: which tensor of forward or the recomputation do you still hold?")
@@ -160,8 +170,16 @@ SAMPLES, WIDTH = 2, 64
 BACKWARDS = (0, 2, 0)  # indices of the forwards: the second is never used, and the first one twice
 
 
-def probe_order(checkpointed, seed: int) -> list[dict]:
-    """Run three forwards, one more without gradients, then some backwards. Return inputs and gradients per backward."""
+@dataclass
+class Backward:
+    gradients: list[torch.Tensor]  # of the input and of the weight
+    x: torch.Tensor
+    mask: torch.Tensor
+    weight: torch.Tensor
+
+
+def probe_order(checkpointed, seed: int) -> list[Backward]:
+    """Run three forwards, one more without gradients, then some backwards."""
     torch.manual_seed(seed)
     drops = Drops().to(device_here())
     model = checkpointed(drops)
@@ -174,12 +192,12 @@ def probe_order(checkpointed, seed: int) -> list[dict]:
         wanted = own[number], drops.weight
         gradients = torch.autograd.grad(outputs[number].sum(), wanted, retain_graph=True)
         found.append(
-            {
-                "gradients": [gradient.cpu() for gradient in gradients],
-                "x": own[number].detach().cpu(),
-                "mask": drops.dropped[number].cpu(),
-                "weight": drops.weight.detach().cpu(),
-            }
+            Backward(
+                [gradient.cpu() for gradient in gradients],
+                x=own[number].detach().cpu(),
+                mask=drops.dropped[number].cpu(),
+                weight=drops.weight.detach().cpu(),
+            )
         )
     return found
 
@@ -192,8 +210,8 @@ def backward_finds_its_own_forward(attempt: Attempt) -> None:
     )
     for rank, rounds in enumerate(attempt.run(probe_order, attempt.draw_seed(), context=context)):
         for which, found in zip(BACKWARDS, rounds, strict=True):
-            expected = [found["mask"] * found["weight"], (found["x"] * found["mask"]).sum(0)]
-            for name, actual, wanted in zip(("the input", "the weight"), found["gradients"], expected, strict=True):
+            expected = [found.mask * found.weight, (found.x * found.mask).sum(0)]
+            for name, actual, wanted in zip(("the input", "the weight"), found.gradients, expected, strict=True):
                 if not nearly_equal(actual, wanted):
                     evidence = (
                         f"{context}: batch {which + 1}, the gradient of {name} is wrong: "
@@ -250,8 +268,14 @@ class Casts(nn.Module):
         return y
 
 
-def probe_autocast(checkpointed, seed: int, inside: bool, wrap: bool = True) -> dict:
-    """Run forward inside autocast and backward outside, or the reverse. Return the dtypes and the weight's gradient."""
+@dataclass
+class Computed:
+    dtypes: list[torch.dtype]  # of each computation of the block
+    gradient: torch.Tensor  # of its weight
+
+
+def probe_autocast(checkpointed, seed: int, inside: bool, wrap: bool = True) -> Computed:
+    """Run forward inside autocast and backward outside, or the reverse."""
     torch.manual_seed(seed)
     casts = Casts().to(device_here())
     model = checkpointed(casts) if wrap else casts
@@ -262,7 +286,7 @@ def probe_autocast(checkpointed, seed: int, inside: bool, wrap: bool = True) -> 
     with torch.autocast(kind, torch.bfloat16, enabled=not inside):
         output.backward()
     assert casts.weight.grad is not None  # The weight is also used outside the block.
-    return {"dtypes": casts.dtypes, "gradient": casts.weight.grad.cpu()}
+    return Computed(casts.dtypes, casts.weight.grad.cpu())
 
 
 @after_values
@@ -273,12 +297,12 @@ def recomputation_uses_forwards_autocast(attempt: Attempt) -> None:
         context = "a linear layer, with forward {} autocast and backward {} it".format(*sides)
         plain = attempt.run(probe_autocast, seed, inside, False, context=context)
         for rank, found in enumerate(attempt.run(probe_autocast, seed, inside, context=context)):
-            dtypes = [str(each).removeprefix("torch.") for each in found["dtypes"]]
+            dtypes = [str(each).removeprefix("torch.") for each in found.dtypes]
             if len(set(dtypes)) > 1:
                 evidence = f"{context}: forward computes in {dtypes[0]}, but the recomputation in {dtypes[1]}"
                 raise Wrong({rank: evidence}, "Hint: which autocast state was active in forward?")
-            if not nearly_equal(found["gradient"], plain[rank]["gradient"], 0.02):
-                difference = first_difference(found["gradient"], plain[rank]["gradient"], 0.02)
+            if not nearly_equal(found.gradient, plain[rank].gradient, 0.02):
+                difference = first_difference(found.gradient, plain[rank].gradient, 0.02)
                 raise Wrong(
                     {rank: f"{context}: the gradient of its weight is wrong: {difference}"},
                     "Hint: which cast weights does autocast keep in its cache?",

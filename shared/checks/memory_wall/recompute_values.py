@@ -1,6 +1,7 @@
 """Judge recomputation: gradients are unchanged, the module runs twice, and random numbers repeat."""
 
 import contextlib
+from dataclasses import dataclass, field
 
 import torch
 import torch.utils.checkpoint as library
@@ -58,24 +59,31 @@ def library_rejected():
             setattr(library, name, value)
 
 
-def probe_values(checkpointed, name: str, seed: int, inputs: tuple) -> dict:
-    """Run backward twice, accumulating, then forward alone. Return losses, gradients, and how often each block ran."""
+@dataclass
+class Trained:
+    losses: list[float] = field(default_factory=list)
+    gradients: list[dict[str, torch.Tensor | None]] = field(default_factory=list)  # after each backward
+    runs: list[list[int]] = field(default_factory=list)  # how often each block has run, after each direction
+
+
+def probe_values(checkpointed, name: str, seed: int, inputs: tuple) -> Trained:
+    """Run backward twice, accumulating, then forward alone."""
     model = recompute.build(name, seed, checkpointed).to(device_here())
     x, rows, weights = (each.to(device_here()) for each in inputs)
-    found = {"runs": [], "losses": [], "gradients": []}
+    found = Trained()
     with library_rejected():
         for number in range(ROUNDS):
             own = x.clone().requires_grad_(number == 1)
             loss = loss_of(model, own, rows, weights)
-            found["runs"].append([block.runs for block in blocks_of(model)])
+            found.runs.append([block.runs for block in blocks_of(model)])
             loss.backward()
-            found["runs"].append([block.runs for block in blocks_of(model)])
-            found["losses"].append(loss.item())
+            found.runs.append([block.runs for block in blocks_of(model)])
+            found.losses.append(loss.item())
             gradients = {key: each.grad for key, each in named_parameters(model).items()} | {"the input": own.grad}
-            found["gradients"].append({key: None if g is None else g.clone() for key, g in gradients.items()})
+            found.gradients.append({key: None if g is None else g.clone() for key, g in gradients.items()})
         with torch.no_grad():
-            found["losses"].append(loss_of(model, x, rows, weights).item())
-    found["runs"].append([block.runs for block in blocks_of(model)])
+            found.losses.append(loss_of(model, x, rows, weights).item())
+    found.runs.append([block.runs for block in blocks_of(model)])
     return found
 
 
@@ -96,27 +104,28 @@ def gradients_are_those_without_it(attempt: Attempt) -> None:
 after_values = begin_at(gradients_are_those_without_it, "values")
 
 
-def _alone(name: str, seed: int, inputs: tuple) -> dict:
+def _alone(name: str, seed: int, inputs: tuple) -> Trained:
     """Compute the same model without wrapped blocks, on the CPU."""
     model = recompute.build(name, seed)
     x, rows, weights = inputs
-    found = {"losses": [], "gradients": []}
+    found = Trained()
     for number in range(ROUNDS):
         own = x.clone().requires_grad_(number == 1)
         loss = loss_of(model, own, rows, weights)
         loss.backward()
-        found["losses"].append(loss.item())
+        found.losses.append(loss.item())
         gradients = {key: each.grad for key, each in named_parameters(model).items()} | {"the input": own.grad}
-        found["gradients"].append({key: None if g is None else g.clone() for key, g in gradients.items()})
-    return found | {"losses": [*found["losses"], found["losses"][-1]]}
+        found.gradients.append({key: None if g is None else g.clone() for key, g in gradients.items()})
+    found.losses.append(found.losses[-1])
+    return found
 
 
-def _judge_values(rank: int, found: dict, alone: dict, name: str) -> None:
-    for actual, expected in zip(found["losses"], alone["losses"], strict=True):
+def _judge_values(rank: int, found: Trained, alone: Trained, name: str) -> None:
+    for actual, expected in zip(found.losses, alone.losses, strict=True):
         if not abs(actual - expected) <= 1e-10 * max(1.0, abs(expected)):
             evidence = f"{name}: the loss is {actual:.6g}, expected {expected:.6g}"
             raise Wrong({rank: evidence}, "Hint: what does forward() return?")
-    for number, (mine, theirs) in enumerate(zip(found["gradients"], alone["gradients"], strict=True), 1):
+    for number, (mine, theirs) in enumerate(zip(found.gradients, alone.gradients, strict=True), 1):
         for key, expected in theirs.items():
             actual, evidence = mine[key], f"{name}, backward {number}: the gradient of {_named(key)}"
             if (actual is None) != (expected is None):
@@ -127,7 +136,7 @@ def _judge_values(rank: int, found: dict, alone: dict, name: str) -> None:
                 if actual is None and key.startswith(("first.", "the input")):
                     hint = "Hint: which inputs of the recomputed block require a gradient?"
                 raise Wrong({rank: f"{evidence} is {was}; without checkpointing it is not"}, hint)
-            if actual is not None and not nearly_equal(actual, expected):
+            if actual is not None and expected is not None and not nearly_equal(actual, expected):
                 raise Wrong(
                     {rank: f"{evidence} is wrong: {first_difference(actual, expected)}"},
                     _cause(actual, expected, number),
@@ -184,8 +193,8 @@ def the_module_runs_twice(attempt: Attempt) -> None:
         for rank, result in enumerate(attempt.run(probe_values, name, seed, draw_inputs(seed), context=name)):
             # after forward, backward, forward, backward, forward
             expected_runs = [calls * runs for runs in (1, 2, 3, 4, 5)]
-            for index in range(len(result["runs"][0])):
-                runs = [each[index] for each in result["runs"]]
+            for index in range(len(result.runs[0])):
+                runs = [each[index] for each in result.runs]
                 if runs != expected_runs:
                     actual, expected = (", ".join(map(str, each)) for each in (runs, expected_runs))
                     evidence = (
@@ -238,8 +247,14 @@ def _generators() -> list[torch.Tensor]:
     return [torch.get_rng_state(), *on_gpu]
 
 
-def probe_dropout(checkpointed, seed: int) -> dict:
-    """Run two blocks with dropout. Return the masks of each, and whether backward left the generators as they were."""
+@dataclass
+class Dropped:
+    masks: list[list[torch.Tensor]]  # of each block
+    restores_generators: bool  # whether backward leaves the generators as they were
+
+
+def probe_dropout(checkpointed, seed: int) -> Dropped:
+    """Run two blocks with dropout."""
     torch.manual_seed(seed)
     drops = [Drops().to(device_here()) for _ in range(2)]
     model = nn.Sequential(*[checkpointed(each) for each in drops])
@@ -249,14 +264,14 @@ def probe_dropout(checkpointed, seed: int) -> dict:
         before = _generators()
         output.sum().backward()
         after = _generators()
-    still = all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    return {"dropped": [each.dropped for each in drops], "still": still}
+    restored = all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    return Dropped([each.dropped for each in drops], restored)
 
 
 @after_values
 def dropout_drops_the_same(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_dropout, attempt.draw_seed(), context="two blocks with dropout")):
-        for number, masks in enumerate(result["dropped"], 1):
+        for number, masks in enumerate(result.masks, 1):
             for first, again in zip(masks[::2], masks[1::2], strict=True):
                 if not torch.equal(first, again):
                     differ = int((first != again).sum())
@@ -270,7 +285,7 @@ def dropout_drops_the_same(attempt: Attempt) -> None:
                     f"block {number} of two with dropout: the second step drops exactly the same elements as the first"
                 )
                 raise Wrong({rank: evidence}, "Hint: which line sets the generators' state, and when?")
-        if not result["still"]:
+        if not result.restores_generators:
             evidence = "backward changed the state of the random number generators; expected it to be restored"
             raise Wrong({rank: evidence}, "Hint: which elements would the next step drop?")
 

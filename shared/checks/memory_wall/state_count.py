@@ -1,6 +1,7 @@
 """Judge a count of the bytes that a module and its optimizer hold, with models on which shortcuts count wrong."""
 
 import contextlib
+from dataclasses import dataclass
 
 import torch
 
@@ -77,13 +78,18 @@ def train(case: tuple[str, str, str], seed: int, dtype: torch.dtype, device: tor
     return module, optimizer
 
 
-def probe_count(model_state_bytes, case: tuple, seed: int, dtype: torch.dtype, handmade: bool) -> dict:
-    """Return what was counted, and the number of entries in optimizer.state before and after that."""
+@dataclass
+class Count:
+    counted: dict  # what the piece returns
+    states: tuple[int, int]  # the number of entries in optimizer.state before and after that
+
+
+def probe_count(model_state_bytes, case: tuple, seed: int, dtype: torch.dtype, handmade: bool) -> Count:
     module, optimizer = train(case, seed, dtype, device_here())
     before = len(optimizer.state)
     with _ledger_rejected() if handmade else contextlib.nullcontext():
         counted = dict(model_state_bytes(module, optimizer))
-    return {"counted": counted, "states": (before, len(optimizer.state))}
+    return Count(counted, (before, len(optimizer.state)))
 
 
 @contextlib.contextmanager
@@ -118,8 +124,8 @@ def _judge_case(attempt: Attempt, case: tuple[str, str, str], seed: int, dtype: 
     model, name, when = case
     context = f"{awkward.describe(model)} in {str(dtype).removeprefix('torch.')}, {name}, {when}"
     for rank, result in enumerate(attempt.run(probe_count, case, seed, dtype, False, context=context)):
-        _judge(rank, result["counted"], module, optimizer, context)
-        before, after = result["states"]
+        _judge(rank, result.counted, module, optimizer, context)
+        before, after = result.states
         if before != after:
             evidence = (
                 f"{context}: optimizer.state had {before} entries before counting and {after} after; expected no change"

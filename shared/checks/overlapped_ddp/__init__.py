@@ -8,7 +8,7 @@ import torch
 
 from shared.checks.engine.attempts import Attempt, on_each
 from shared.checks.engine.buckets import describe_cap, describe_messages, judge_messages, messages_of
-from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients
+from shared.checks.engine.compare import describe_calls, judge_gradients
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.footprint import judge_footprint, judge_state_bytes
 from shared.checks.engine.framework import Exercise
@@ -16,6 +16,7 @@ from shared.checks.engine.late_ranks import PATIENCE_S
 from shared.checks.engine.overlap_models import draw_sizes
 from shared.checks.engine.overlap_probes import (
     Micro,
+    Progress,
     probe_late,
     probe_lives,
     probe_memory,
@@ -130,10 +131,10 @@ def one_message_per_bucket(attempt: Attempt) -> None:
     tried = [*zip(models, [TINY_CAP, TINY_CAP, TINY_CAP, {}], strict=True), ("Large", {})]
     for model, options in tried:
         for rank, result in enumerate(train(attempt, Training(model, options=options, overlaps=True), Draw(attempt))):
-            judge_state_bytes(rank, result["building"], model)
-            for step in result["steps"]:
+            judge_state_bytes(rank, result.building, model)
+            for step in result.steps:
                 context, expected = describe_cap(model, **options), messages_of(model, **options)
-                judge_messages(rank, [*step["working"], *step["finishing"]], expected, context)
+                judge_messages(rank, [*step.working, *step.finishing], expected, context)
 
 
 @OverlappedDDP.check("overlap", world_sizes=(1, 2, 4))
@@ -143,7 +144,7 @@ def full_buckets_are_launched_before_backward_continues(attempt: Attempt) -> Non
     layers = len(sizes.widths) - 1
     for rank, steps in enumerate(found):
         for number, step in enumerate(steps, 1):
-            for index, launched in sorted(step["launched"].items(), reverse=True):
+            for index, launched in sorted(step.launched.items(), reverse=True):
                 if launched < (full := sizes.full_by(index)):
                     evidence = (
                         f"{sizes}, step {number}: when backward had finished layers {index + 1} to {layers}, "
@@ -153,20 +154,20 @@ def full_buckets_are_launched_before_backward_continues(attempt: Attempt) -> Non
             _reject_waits(rank, step, f"{sizes}, step {number}")
 
 
-def _why_late(step: dict, sizes) -> str:
-    if not step["working"]:
+def _why_late(step: Progress, sizes) -> str:
+    if not step.working:
         return (
             "No bucket was launched during backward. Hint: which hook tells you that a gradient is complete, and when?"
         )
-    if len(step["calls"]) < len(sizes.messages()):
+    if len(step.calls) < len(sizes.messages()):
         return "Hint: how many buckets does your wrapper have, and which line launches the last one?"
     return "Hint: how soon after its last gradient is ready is a bucket launched?"
 
 
-def _reject_waits(rank: int, step: dict, context: str) -> None:
-    blocking = sum(not call.is_async for call in step["working"])
-    if blocking or step["waits"]:
-        waited = f"hooks waited for {blocking or step['waits']} all-reduces; expected them to wait for none"
+def _reject_waits(rank: int, step: Progress, context: str) -> None:
+    blocking = sum(not call.is_async for call in step.working)
+    if blocking or step.waits:
+        waited = f"hooks waited for {blocking or step.waits} all-reduces; expected them to wait for none"
         raise Wrong(
             {rank: f"{context}: {waited}"}, "Hint: what does async_op=True return, and where may you wait for it?"
         )
@@ -178,16 +179,17 @@ def hooks_do_not_wait_for_the_other_ranks(attempt: Attempt) -> None:
     sizes, seed, late = draw_sizes(attempt), attempt.draw_seed(), attempt.random.randrange(attempt.world_size)
     shares, token = draw_shares(attempt), attempt.draw_seed()
     found = attempt.run(probe_late, sizes, token, late, seed, per_rank=shares)
-    if found[late]["missing"]:
+    if found[late].missing:
         evidence = (
             f"{sizes}: backward did not reach the first layer on this rank within {PATIENCE_S:g} s, while rank {late} "
             "had launched nothing"
         )
-        raise Wrong(dict.fromkeys(found[late]["missing"], evidence), "Hint: what in a hook waits for other ranks?")
+        raise Wrong(dict.fromkeys(found[late].missing, evidence), "Hint: what in a hook waits for other ranks?")
     expected, local = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
     context = f"{sizes}, rank {late} is a little later than the others"
     try:
-        judge_gradients(by_rank(found, "gradients"), expected, local, context)
+        gradients = {rank: result.gradients for rank, result in enumerate(found)}
+        judge_gradients(gradients, expected, local, context)
     except Wrong as wrong:
         raise Wrong(wrong.evidence, "Hint: what must be complete before backward() returns?") from None
 
@@ -215,29 +217,29 @@ def each_wrapper_has_hooks_of_its_own(attempt: Attempt) -> None:
     found = attempt.run(probe_lives, sizes, seed, per_rank=shares)
     expected, local = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
     for index, name in enumerate(("a wrapper", "its copy by deepcopy", "another wrapper")):
-        gradients = {rank: result["gradients"][index] for rank, result in enumerate(found)}
+        gradients = {rank: result.gradients[index] for rank, result in enumerate(found)}
         judge_gradients(gradients, expected, local, f"{name}, when all three are used in turn")
         for rank, result in enumerate(found):
-            if len(calls := result["working"][index]) < (buckets := len(sizes.messages())):
+            if len(calls := result.working[index]) < (buckets := len(sizes.messages())):
                 evidence = f"{sizes}: backward() of {name} launched {describe_messages(calls)}; expected {buckets}"
                 raise Wrong(
                     {rank: evidence},
                     "Hint: on which parameters are its hooks registered, and which code registers them?",
                 )
     for rank, result in enumerate(found):
-        if result["left"]:
+        if result.left:
             evidence = (
                 "the wrapper was deleted, but backward() of its module still launched "
-                f"{describe_calls(result['left'])}; expected none"
+                f"{describe_calls(result.left)}; expected none"
             )
             raise Wrong({rank: evidence}, "Hint: what still holds a reference to the wrapper after `del`?")
-        if result["others"] != 1:
+        if result.others != 1:
             evidence = "deleting the wrapper also removed a hook that other code had registered on a parameter"
             raise Wrong({rank: evidence}, "Hint: which hooks did the wrapper register, and does it remove only those?")
         judge_messages(
-            rank, result["anew"], sizes.messages(), f"{sizes}, wrapped again after the first wrapper was deleted"
+            rank, result.anew, sizes.messages(), f"{sizes}, wrapped again after the first wrapper was deleted"
         )
-        judge_gradients({rank: result["own"]}, local[rank], local, "the module alone, after its wrapper was deleted")
+        judge_gradients({rank: result.own}, local[rank], local, "the module alone, after its wrapper was deleted")
 
 
 OverlappedDDP.check("group", world_sizes=(3, 4))(

@@ -57,18 +57,18 @@ def _judge_leaving(attempt: Attempt, about_exceptions: bool) -> None:
     context, shares = "with some steps inside no_sync() and some outside", draw_shares(attempt)
     found = attempt.run(probe_leaving, sizes, attempt.draw_seed(), per_rank=shares, context=context)
     for rank, result in enumerate(found):
-        if result["swallowed"] and about_exceptions:
+        if result.swallowed and about_exceptions:
             raise Wrong(
                 {rank: "no_sync() swallows an exception that is raised inside it; expected the exception to propagate"}
             )
-        for when, calls in result["calls"].items():
+        for when, calls in result.calls.items():
             if ("exception" in when) != about_exceptions:
                 continue
             if "inside" not in when:
                 _judge_outside(rank, calls, sizes, when)
             elif calls:
                 raise Wrong({rank: f"{sizes}, {when}: {describe_calls(calls)} sent; expected none"}, _hint_on(when))
-        if result["pending"] is False and about_exceptions:
+        if result.pending is False and about_exceptions:
             evidence = (
                 "backward() ran inside no_sync() before an exception ended the block, and sync.pending is False "
                 "afterwards; expected True"

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 from torch.autograd import Variable
 
@@ -41,6 +42,17 @@ class Step:
     finishes: bool = True
 
 
+@dataclass
+class Stepped:
+    """What happened in one step, and the attributes of the GradientSync then."""
+
+    backward: list[Event]
+    pending: Any  # after backward()
+    finish: list[Event]
+    pending_at_end: Any
+    enabled_at_end: Any
+
+
 class LoggedSync:
     """Run a GradientSync over buckets that send nothing, and log what backward() and finish() do."""
 
@@ -77,14 +89,13 @@ class LoggedSync:
         return self.diary[:]
 
 
-def probe_steps(sync_class, sizes: list[int], steps: list[Step]) -> list[dict]:
-    """Take steps. Return what each backward() and finish() did, and the attributes then."""
+def probe_steps(sync_class, sizes: list[int], steps: list[Step]) -> list[Stepped]:
     logged, found = LoggedSync(sync_class, sizes), []
     for step in steps:
         logged.sync.enabled = step.enabled
-        did = {"backward": logged.backward(step.used), "pending": logged.sync.pending}
-        did["finish"] = logged.finish() if step.finishes else []
-        found.append(did | {"pending at the end": logged.sync.pending, "enabled at the end": logged.sync.enabled})
+        backward, pending = logged.backward(step.used), logged.sync.pending
+        finish = logged.finish() if step.finishes else []
+        found.append(Stepped(backward, pending, finish, logged.sync.pending, logged.sync.enabled))
     return found
 
 
@@ -99,7 +110,7 @@ def gradients_are_added_in_backward(attempt: Attempt) -> None:
 def _judge_backwards(attempt: Attempt, sizes: list[int], steps: list[Step]) -> None:
     for number, did in enumerate(attempt.run(probe_steps, sizes, steps)[0], 1):
         context = f"buckets of {sizes} gradients, step {number}"
-        working, last = _split(did["backward"])
+        working, last = _split(did.backward)
         order = [event[1:] for event in working if event[0] == "ready"]
         expected = []
         for gradient, events in zip(order, events_of_add(sizes, order), strict=True):
@@ -113,8 +124,8 @@ def _judge_backwards(attempt: Attempt, sizes: list[int], steps: list[Step]) -> N
             raise Wrong(evidence, _HINT_ON_THE_END)
         done = [event for event in working if event[0] != "ready"]
         judge_finish(sizes, done, last, f"{context}: when backward() ended, it did {described(last)}")
-        if did["finish"]:
-            evidence = f"{context}: finish() did {described(did['finish'])}, although backward() had synchronized"
+        if did.finish:
+            evidence = f"{context}: finish() did {described(did.finish)}, although backward() had synchronized"
             raise Wrong(f"{evidence}; expected nothing", _HINT_ON_DONE)
 
 
@@ -127,10 +138,10 @@ def finish_takes_part_without_a_backward(attempt: Attempt) -> None:
         if step.used:
             continue
         context = f"buckets of {sizes} gradients, step {number}, without a backward(): "
-        context += f"finish() did {described(did['finish'])}"
-        if not did["finish"]:
+        context += f"finish() did {described(did.finish)}"
+        if not did.finish:
             raise Wrong(f"{context}; expected it to launch every bucket", _HINT_ON_IDLE_RANKS)
-        judge_finish(sizes, [], did["finish"], context)
+        judge_finish(sizes, [], did.finish, context)
 
 
 def _split(diary: list[Event]) -> tuple[list[Event], list[Event]]:
@@ -160,7 +171,7 @@ def it_does_nothing_when_disabled(attempt: Attempt) -> None:
     steps += [Step(every, finishes=False), Step(every, enabled=False), Step([])]
     for number, (step, did) in enumerate(zip(steps, attempt.run(probe_steps, sizes, steps)[0], strict=True), 1):
         context = f"step {number}, where enabled is {step.enabled}"
-        done = [event for event in (*did["backward"], *did["finish"]) if event[0] not in ("ready", "end")]
+        done = [event for event in (*did.backward, *did.finish) if event[0] not in ("ready", "end")]
         if done and not step.enabled:
             raise Wrong(f"{context}: {described(done)}; expected nothing", _HINT_ON_ENABLED)
         if not step.used and not done:
@@ -168,10 +179,10 @@ def it_does_nothing_when_disabled(attempt: Attempt) -> None:
             raise Wrong(f"{evidence}; expected it to launch every bucket", _HINT_ON_ACCUMULATED)
         if not done and step.enabled:
             raise Wrong(f"{context}: nothing was packed or launched", _HINT_ON_ENABLED)
-        for when, pending in {"backward()": did["pending"], "finish()": did["pending at the end"]}.items():
+        for when, pending in {"backward()": did.pending, "finish()": did.pending_at_end}.items():
             if bool(pending) is step.enabled and (step.used or when == "finish()"):
                 expected = not step.enabled
                 raise Wrong(f"{context}: pending is {pending} after {when}; expected {expected}", _HINT_ON_PENDING)
-        if did["enabled at the end"] is not step.enabled:
-            was = did["enabled at the end"]
+        if did.enabled_at_end is not step.enabled:
+            was = did.enabled_at_end
             raise Wrong(f"{context}: enabled is {was} after finish()", "Hint: which methods may change `enabled`?")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -116,16 +117,20 @@ def groups_of_drawn_meshes(attempt: Attempt) -> None:
 # -- the mesh
 
 
-def probe_mesh(make_mesh: Callable, sizes: dict[str, int]) -> dict:
+@dataclass
+class Mesh:
+    names: tuple[str, ...]
+    ranks: list
+    device_type: str
+    own_device_type: str  # where this rank computes
+
+
+def probe_mesh(make_mesh: Callable, sizes: dict[str, int]) -> Mesh:
     """Make a mesh. Returns what this rank sees of it."""
     mesh = make_mesh(**sizes)
     if not isinstance(mesh, DeviceMesh):
         raise AssertionError(f"make_mesh() returned a {type(mesh).__name__}; expected a DeviceMesh")
-    return {
-        "names": tuple(mesh.mesh_dim_names or ()),
-        "ranks": mesh.mesh.tolist(),
-        "devices": (mesh.device_type, device_here().type),
-    }
+    return Mesh(tuple(mesh.mesh_dim_names or ()), mesh.mesh.tolist(), mesh.device_type, device_here().type)
 
 
 def meshes_have_tp_innermost(attempt: Attempt) -> None:
@@ -135,14 +140,14 @@ def meshes_have_tp_innermost(attempt: Attempt) -> None:
         dp, pp, tp = sizes.values()
         expected = [[[by_coordinate[d, s, t] for t in range(tp)] for s in range(pp)] for d in range(dp)]
         for rank, found in enumerate(attempt.run(probe_mesh, sizes, context=context)):
-            if found["names"] != AXES:
-                message = f"{context}: its axes are called {found['names']}, expected {AXES}"
+            if found.names != AXES:
+                message = f"{context}: its axes are called {found.names}, expected {AXES}"
                 raise Wrong({rank: message}, "Hint: what does `mesh_dim_names` get, and in which order?")
-            if found["ranks"] != expected:
-                message = f"{context} is {found['ranks']}, expected {expected}"
+            if found.ranks != expected:
+                message = f"{context} is {found.ranks}, expected {expected}"
                 raise Wrong({rank: message}, "Hint: which two ranks share a host, and along which axis do they differ?")
-            if found["devices"][0] != found["devices"][1]:
-                message = f"{context} has the device type {found['devices'][0]}, expected {found['devices'][1]}"
+            if found.device_type != found.own_device_type:
+                message = f"{context} has the device type {found.device_type}, expected {found.own_device_type}"
                 raise Wrong({rank: message}, "Hint: on which device does this rank compute?")
 
 

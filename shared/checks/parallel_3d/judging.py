@@ -14,6 +14,7 @@ from shared.checks.engine.failures import Wrong
 from shared.checks.parallel_3d.cases import Plan, Step, mesh_of, one_process
 from shared.models import gpt_layers
 from shared.wire import instrumentation
+from shared.wire.instrumentation import Call
 
 _FLOAT64_TOLERANCE = 1e-11  # for what is added up in float64, and not in float32
 _ADAM_TOLERANCE = 1e-9
@@ -46,38 +47,56 @@ def build_on_mesh(parallel_cls: Callable, model, plan: Plan):
     return parallel_cls(model, mesh_of(plan), plan.optimizer_cls, **options, **plan.defaults)
 
 
-def probe_training(piece, build: Callable, plan: Plan, seed: int, batches: list) -> dict:
-    """Train on this rank.
+@dataclass
+class Stepped:
+    """What a rank computed in one step."""
 
-    Returns:
-        The parameters at the start, and for each step the losses, the gradients before and after clipping, the norm,
-        the parameters after it, and the calls of each phase.
-    """
+    losses: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor | None]  # before clipping; none with ZeRO-1
+    own_gradients: dict[str, torch.Tensor | None]  # with ZeRO-1, before it averages them
+    norm: torch.Tensor | None
+    clipped: dict[str, torch.Tensor | None]  # the gradients after clipping; none with ZeRO-1
+    after: dict[str, torch.Tensor]  # the parameters after the step
+    calls: list[Call]
+    clipping_calls: list[Call]  # those of clip_grad_norm_()
+
+
+@dataclass
+class OnRank:
+    """What one rank computed."""
+
+    start: dict[str, torch.Tensor]  # the rank's parameters before the first step
+    steps: list[Stepped]
+
+
+def probe_training(piece, build: Callable, plan: Plan, seed: int, batches: list) -> OnRank:
+    """Train on this rank."""
     trained = build(piece, plan.build_model(seed).to(device_here()), plan)
-    found = {"start": _copied(trained.stage_parameters()), "steps": []}
+    found = OnRank(_copied(trained.stage_parameters()), [])
     for number in range(plan.steps):
         of_step = batches[number * plan.batches : (number + 1) * plan.batches]
-        found["steps"].append(_step(trained, plan, of_step))
+        found.steps.append(_step(trained, plan, of_step))
     return found
 
 
-def _step(trained, plan: Plan, batches: list) -> dict:
-    calls, done = {}, {"losses": [], "norm": None, "gradients": {}, "own gradients": {}}
+def _step(trained, plan: Plan, batches: list) -> Stepped:
+    losses, norm = [], None
     trained.optimizer.zero_grad()
-    with instrumentation.listening() as calls["step"]:
+    with instrumentation.listening() as step_calls:
         for x, y in batches:
             loss = torch.as_tensor(trained.step(x.to(device_here()), y.to(device_here())))
-            done["losses"].append(loss.detach().cpu().clone())
-    gradients = {name: p.grad for name, p in trained.stage_parameters().items()}
-    done["gradients" if plan.zero_stage == 0 else "own gradients"] = _copied(gradients)
-    with instrumentation.listening() as calls["clip_grad_norm_"]:
+            losses.append(loss.detach().cpu().clone())
+    gradients = _copied({name: p.grad for name, p in trained.stage_parameters().items()})
+    with instrumentation.listening() as clipping_calls:
         if plan.max_norm is not None:
-            done["norm"] = torch.as_tensor(trained.clip_grad_norm_(plan.max_norm)).detach().cpu().clone()
+            norm = torch.as_tensor(trained.clip_grad_norm_(plan.max_norm)).detach().cpu().clone()
     clipped = {name: p.grad for name, p in trained.stage_parameters().items()}
-    done["clipped"] = _copied(clipped) if plan.zero_stage == 0 and plan.max_norm is not None else {}
-    with instrumentation.listening() as calls["the optimizer's step"]:
+    clipped = _copied(clipped) if plan.zero_stage == 0 and plan.max_norm is not None else {}
+    with instrumentation.listening() as update_calls:
         trained.optimizer.step()
-    return done | {"after": _copied(trained.stage_parameters()), "calls": calls}
+    after, calls = _copied(trained.stage_parameters()), [*step_calls, *clipping_calls, *update_calls]
+    whole, own = (gradients, {}) if plan.zero_stage == 0 else ({}, gradients)
+    return Stepped(losses, whole, own, norm, clipped, after, calls, clipping_calls)
 
 
 def _copied(tensors: dict) -> dict:
@@ -89,7 +108,7 @@ class Trained:
     """What the ranks computed together, and what one process computes."""
 
     plan: Plan
-    found: list[dict]  # the results of probe_training, by rank
+    found: list[OnRank]
     expected: list[Step]
     start: dict[str, torch.Tensor]  # the whole model's parameters before the first step
     per_replica: list[list[Step]] | None = None  # by replica, if nothing is averaged over them
@@ -150,19 +169,19 @@ def judge_layout(trained: Trained) -> None:
     plan, chain = trained.plan, gpt_layers(trained.plan.build_model(0))
     for rank, found in enumerate(trained.found):
         names = plan.names_on(rank, chain)
-        if stray := sorted(found["start"].keys() ^ names.keys()):
-            has = "holds" if stray[0] in found["start"] else "does not hold"
+        if stray := sorted(found.start.keys() ^ names.keys()):
+            has = "holds" if stray[0] in found.start else "does not hold"
             message = f"{plan}: this rank is on stage {plan.on(rank)['pp']}, and {has} {stray[0]}"
             hint = "Hint: which group does the pipeline get, and which layers?"
             if stray[0].endswith("output.weight"):
                 hint = "Hint: is the output layer's weight still the embedding's?"
             raise Wrong({rank: message}, hint)
         for name in names:
-            shape, whole = list(found["start"][name].shape), trained.start[name]
+            shape, whole = list(found.start[name].shape), trained.start[name]
             if shape != plan.shape_of(name, whole, rank):
                 message = f"{plan}: {name} has the shape {shape}, expected {plan.shape_of(name, whole, rank)}"
                 raise Wrong({rank: message}, "Hint: over which group is each layer split, and before which call?")
-            expected, rows = plan.shard_of(name, whole, rank), found["start"][name]
+            expected, rows = plan.shard_of(name, whole, rank), found.start[name]
             if not nearly_equal(rows[: len(expected)], expected):
                 message = f"{plan}: before the first step, {name}: {first_difference(rows[: len(expected)], expected)}"
                 raise Wrong({rank: message}, "Hint: which ranks have the same shard, and which calls send parameters?")
@@ -177,7 +196,7 @@ def judge_losses(trained: Trained, step: int = 0) -> None:
     plan = trained.plan
     for rank, found in enumerate(trained.found):
         losses = trained.expected_on(rank, step).losses
-        for loss, expected in zip(found["steps"][step]["losses"], losses, strict=True):
+        for loss, expected in zip(found.steps[step].losses, losses, strict=True):
             if loss.shape != () or loss.dtype != torch.float64:
                 kind = f"a tensor of shape {list(loss.shape)} and dtype {loss.dtype}"
                 message = f"{trained.at(step)}: the loss is {kind}, expected no dimensions, and float64"
@@ -193,7 +212,7 @@ def _tolerance(plan: Plan) -> float:
 
 def _hint_on_loss(trained: Trained, step: int, loss: torch.Tensor, expected: torch.Tensor) -> str:
     plan = trained.plan
-    every = [found["steps"][step]["losses"][0] for found in trained.found]
+    every = [found.steps[step].losses[0] for found in trained.found]
     same = plan.pp * plan.tp if trained.per_replica is None else 1  # ranks that have the loss of the same replica
     for times in (same, plan.dp * same):
         if same > 1 and nearly_equal(loss, times * expected, 1e-6):
@@ -228,7 +247,7 @@ def judge_gradients(trained: Trained, step: int = 0) -> None:
     for rank, found in enumerate(trained.found):
         expected = trained.expected_on(rank, step)
         # In the order of backward, because the first wrong gradient explains the ones after it.
-        for name, gradient in reversed(found["steps"][step]["gradients"].items()):
+        for name, gradient in reversed(found.steps[step].gradients.items()):
             whole = expected.gradients[name]
             what = f"{trained.at(step)}: the gradient of {name}"
             if whole is None:
@@ -255,7 +274,7 @@ def judge_own_gradients(trained: Trained, step: int = 0) -> None:
     for rank, found in enumerate(trained.found):
         replica = plan.on(rank)["dp"]
         expected = trained.expected_on(rank, step).of_replicas[replica]
-        for name, gradient in reversed(found["steps"][step]["own gradients"].items()):
+        for name, gradient in reversed(found.steps[step].own_gradients.items()):
             own = plan.shard_of(name, expected[name], rank) if name in expected else None
             if own is None or gradient is None or nearly_equal(gradient[: len(own)], own, _tolerance(plan)):
                 continue
@@ -303,7 +322,7 @@ def judge_training(trained: Trained) -> None:
             judge_clipped(trained, step)
         for rank, found in enumerate(trained.found):
             after = trained.expected_on(rank, step).after
-            for name, parameter in found["steps"][step]["after"].items():
+            for name, parameter in found.steps[step].after.items():
                 expected = plan.shard_of(name, after[name], rank)
                 rows, tolerance = parameter[: len(expected)], _tolerance(plan)
                 if not nearly_equal(rows, expected, tolerance):
@@ -345,12 +364,15 @@ def _norms_of(trained: Trained, step: int) -> list[torch.Tensor]:
     Raises:
         Wrong: If one has dimensions, or another dtype than float64.
     """
-    norms = [found["steps"][step]["norm"] for found in trained.found]
-    for rank, norm in enumerate(norms):
+    norms = []
+    for rank, found in enumerate(trained.found):
+        norm = found.steps[step].norm
+        assert norm is not None  # The plan clips.
         if norm.shape != () or norm.dtype != torch.float64:
             kind = f"a tensor of shape {list(norm.shape)} and dtype {norm.dtype}"
             message = f"{trained.plan}: the norm is {kind}, expected no dimensions, and float64"
             raise Wrong({rank: message}, "Hint: which shape and dtype does your sum of squares have?")
+        norms.append(norm)
     return norms
 
 
@@ -362,12 +384,12 @@ def judge_clipped(trained: Trained, step: int) -> None:
     """
     for rank, found in enumerate(trained.found):
         expected = trained.expected_on(rank, step)
-        for name, gradient in found["steps"][step]["clipped"].items():
-            whole = expected.clipped[name]
-            if whole is None or gradient is None:
+        for name, gradient in found.steps[step].clipped.items():
+            whole, before = expected.clipped[name], found.steps[step].gradients[name]
+            if whole is None or gradient is None or before is None:
                 continue
             own = trained.plan.shard_of(name, whole, rank)
-            rows, before = gradient[: len(own)], found["steps"][step]["gradients"][name][: len(own)]
+            rows = gradient[: len(own)]
             if not nearly_equal(rows, own, _CLIP_TOLERANCE):
                 difference = first_difference(rows, own, _CLIP_TOLERANCE)
                 message = f"{trained.at(step)}: after clipping, the gradient of {name}: {difference}"
@@ -375,7 +397,7 @@ def judge_clipped(trained: Trained, step: int) -> None:
                 max_norm = trained.plan.max_norm
                 if expected.norm is not None and max_norm is not None and expected.norm <= max_norm:
                     hint = _HINT_ON_ROOM
-                elif nearly_equal(rows, before, _CLIP_TOLERANCE):
+                elif nearly_equal(rows, before[: len(own)], _CLIP_TOLERANCE):
                     hint = "It is the same as before. Hint: are the gradients scaled in place?"
                 raise Wrong({rank: message}, hint)
 
@@ -388,7 +410,7 @@ def judge_precision(trained: Trained) -> None:
     """
     own, copies = 0.0, {}
     for found in trained.found:
-        for name, gradient in found["steps"][0]["gradients"].items():
+        for name, gradient in found.steps[0].gradients.items():
             squares = 0.0 if gradient is None else gradient.double().square().sum().item()
             if _is_replicated(trained.plan, name, trained.start[name]):
                 copies.setdefault(name, []).append(squares)
@@ -406,7 +428,7 @@ def judge_precision(trained: Trained) -> None:
 def _hint_on_norm(trained: Trained, step: int, norm: float) -> str:
     """Recognize what has been counted too often."""
     plan, gradients = trained.plan, trained.expected[step].gradients
-    norms = [found["steps"][step]["norm"].flatten()[0].item() for found in trained.found]
+    norms = [each.item() for each in _norms_of(trained, step)]
     known = {name: each for name, each in gradients.items() if each is not None}
     squares = {name: each.square().sum().item() for name, each in known.items()}
     total, chain = sum(squares.values()), gpt_layers(plan.build_model(0))

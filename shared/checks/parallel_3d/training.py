@@ -100,7 +100,7 @@ def replicas_stay_equal(attempt: Attempt) -> None:
         judge_training(trained)
         half = attempt.world_size // 2
         for rank in range(half):
-            first, other = (trained.found[each]["steps"][-1]["after"] for each in (rank, rank + half))
+            first, other = (trained.found[each].steps[-1].after for each in (rank, rank + half))
             different = [name for name in first if not torch.equal(first[name], other[name])]
             if different:
                 message = f"{trained.plan}: {different[0]} differs in bits from that on rank {rank}"
@@ -156,7 +156,7 @@ def judge_traffic(trained: Trained) -> None:
     """
     plan, sent = trained.plan, []
     for rank, found in enumerate(trained.found):
-        calls = [call for of_phase in found["steps"][-1]["calls"].values() for call in of_phase]
+        calls = found.steps[-1].calls
         if any(call.op.endswith("barrier") for call in calls):
             message = f"{trained.at(plan.steps - 1)}: a barrier makes ranks wait for each other, and sends nothing"
             raise Wrong({rank: message}, "Hint: which result would be wrong without it?")
@@ -332,8 +332,7 @@ def clipping_sends_one_element(attempt: Attempt) -> None:
     for sizes in layouts(attempt.world_size):
         trained = train(attempt, drawn(attempt, Plan.sized(sizes, max_norm=CLIPS, steps=1)))
         for rank, found in enumerate(trained.found):
-            calls = found["steps"][0]["calls"]["clip_grad_norm_"]
-            sent = sum(call.payload_bytes for call in calls if len(call.group_ranks) > 1)
+            sent = sum(call.payload_bytes for call in found.steps[0].clipping_calls if len(call.group_ranks) > 1)
             if sent > 3 * 8:
                 message = f"{trained.plan}: clip_grad_norm_() sends {sent:,} bytes, expected one element"
                 raise Wrong({rank: message}, "Hint: what can a rank add up before it sends?")

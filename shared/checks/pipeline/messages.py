@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -44,26 +45,36 @@ def squares(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-def probe_chunk(chunk_cls, seed: int, count: int, of_tokens: bool, is_first: bool, is_last: bool) -> dict:
+@dataclass
+class Computed:
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    input_gradients: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by micro-batch
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    marked: bool = False  # whether a tensor that was given as x requires a gradient
+    attached: bool = False  # whether a returned output does
+    kept: int = 0  # how many micro-batches are in chunk.kept in the end
+    alive: int = 0  # how many outputs still exist then
+
+
+def probe_chunk(chunk_cls, seed: int, count: int, of_tokens: bool, is_first: bool, is_last: bool) -> Computed:
     """Run forwards in order and backwards in reverse, the first one early. Returns everything that came out."""
     layers = build_layers(seed, of_tokens).to(device_here())
     chunk = chunk_cls(list(layers), is_first=is_first)
     inputs, gradients = ([each.to(device_here()) for each in group] for group in draw_inputs(seed, count, of_tokens))
-    found = {"outputs": [], "inputs": {}, "marked": False, "attached": False, "kept": 0, "alive": 0}
-    outputs = []
+    found, outputs = Computed(), []
     for index, x in enumerate(inputs):
         output = chunk.run_forward(index, x, squares) if is_last else chunk.run_forward(index, x)
-        found["marked"] |= x.requires_grad
-        found["attached"] |= output.requires_grad
-        found["outputs"].append(output.detach().cpu().clone())
+        found.marked |= x.requires_grad
+        found.attached |= output.requires_grad
+        found.outputs.append(output.detach().cpu().clone())
         outputs.append(weakref.ref(chunk.kept[index][1]) if index in chunk.kept else lambda: None)
         del output
     for index in [0, *reversed(range(1, count))]:
         gradient = chunk.run_backward(index, None if is_last else gradients[index])
-        found["inputs"][index] = None if gradient is None else gradient.cpu().clone()
+        found.input_gradients[index] = None if gradient is None else gradient.cpu().clone()
     gc.collect()
-    found["kept"], found["alive"] = len(chunk.kept), sum(each() is not None for each in outputs)
-    found["gradients"] = {name: p.grad.cpu().clone() for name, p in layers.named_parameters() if p.grad is not None}
+    found.kept, found.alive = len(chunk.kept), sum(each() is not None for each in outputs)
+    found.gradients = {name: p.grad.cpu().clone() for name, p in layers.named_parameters() if p.grad is not None}
     return found
 
 
@@ -80,10 +91,10 @@ def _judge_chunk(
         x.requires_grad_(not is_first)
         output = squares(layers(x)) if is_last else layers(x)
         output.backward(None if is_last else gradients[index])
-        if not nearly_equal(found["outputs"][index], output.detach()):
-            message = f"{what}: the output of micro-batch {index}: {first_difference(found['outputs'][index], output)}"
+        if not nearly_equal(found.outputs[index], output.detach()):
+            message = f"{what}: the output of micro-batch {index}: {first_difference(found.outputs[index], output)}"
             raise Wrong(message, "Hint: is it the output of the layers, or of loss_of?")
-        gradient = found["inputs"][index]
+        gradient = found.input_gradients[index]
         if is_first:
             if gradient is not None:
                 raise Wrong(f"{what}: run_backward returns a tensor, expected None", "Hint: who needs this gradient?")
@@ -92,18 +103,18 @@ def _judge_chunk(
             hint = "Hint: which tensor's gradient does the previous stage need, and is that tensor a leaf?"
             raise Wrong(f"{what}: the gradient of input {index}: {found_it}", hint)
     for name, parameter in layers.named_parameters():
-        own, right = found["gradients"].get(name), parameter.grad
+        own, right = found.gradients.get(name), parameter.grad
         if own is None or right is None or not nearly_equal(own, right):
             found_it = "it is None" if own is None or right is None else first_difference(own, right)
             raise Wrong(f"{what}: the gradient of {name}: {found_it}", "Hint: does each micro-batch add to it?")
-    if found["marked"]:
+    if found.marked:
         message = f"{what}: after run_forward, the tensor that was given as x requires a gradient"
         raise Wrong(message, "Hint: is your leaf a new tensor, or the one that run_forward was given?")
-    if found["attached"]:
+    if found.attached:
         hint = "Hint: what would the message to the next stage keep alive?"
         raise Wrong(f"{what}: the returned output requires a gradient; expected it detached", hint)
-    if found["kept"] or found["alive"]:
-        message = f"{what}: after all backwards, {max(found['kept'], found['alive'])} outputs still exist; expected 0"
+    if found.kept or found.alive:
+        message = f"{what}: after all backwards, {max(found.kept, found.alive)} outputs still exist; expected 0"
         raise Wrong(message, "Hint: what still refers to the tensors of a micro-batch after its backward?")
 
 
@@ -149,11 +160,17 @@ def message_of(seed: int, stage: int, kind: str, number: int, equal: bool = Fals
     return torch.randn(2 if equal else number + 2, 3, generator=generator, dtype=torch.float64).T
 
 
-def probe_messages(neighbors, in_subgroup: bool, seed: int, equal: bool) -> dict:
-    """Send several messages of both kinds, and only then receive. Returns what has arrived, by kind."""
+@dataclass
+class Received:
+    messages: dict[str, list[torch.Tensor]]  # by kind
+    left: int  # how many are still in flight after finish()
+
+
+def probe_messages(neighbors, in_subgroup: bool, seed: int, equal: bool) -> Received | None:
+    """Send several messages of both kinds, and only then receive. Returns what has arrived in the group."""
     group, is_member = join_subgroup(in_subgroup)
     if not is_member:
-        return {}
+        return None
     with staying_inside(dist.get_process_group_ranks(group) if in_subgroup else None):
         own, stage, stages = neighbors(group), dist.get_rank(group), dist.get_world_size(group)
         for number in range(ROUNDS):
@@ -168,7 +185,7 @@ def probe_messages(neighbors, in_subgroup: bool, seed: int, equal: bool) -> dict
                 if like.any():
                     raise AssertionError("receive() has overwritten `like`, which only shows the shape")
         own.finish()
-        return found | {"left": in_flight(own)}
+        return Received(found, in_flight(own))
 
 
 def _judge_messages(attempt: Attempt, in_subgroup: bool = False, equal: bool = False) -> None:
@@ -178,7 +195,7 @@ def _judge_messages(attempt: Attempt, in_subgroup: bool = False, equal: bool = F
     for index, rank in enumerate(members):
         for kind, step in (("F", -1), ("B", 1)):
             source = (index + step) % len(members)
-            for number, message in enumerate(results[rank][kind]):
+            for number, message in enumerate(results[rank].messages[kind]):
                 expected = message_of(seed, source, kind, number, equal)
                 if message.shape != expected.shape or not torch.equal(message, expected):
                     what = f"message {number + 1} of kind {kind!r}, which stage {source} sent"
@@ -189,7 +206,7 @@ def _judge_messages(attempt: Attempt, in_subgroup: bool = False, equal: bool = F
                         evidence = f"{what}: a message of kind {other!r} was received instead"
                         raise Wrong({rank: evidence}, "Hint: how can receive() tell the two kinds apart?")
                     raise Wrong({rank: f"{what}: {first_difference(message, expected)}"}, hint)
-        if results[rank]["left"]:
+        if results[rank].left:
             evidence = "after finish(), in_flight is not empty; expected it to be empty"
             raise Wrong({rank: evidence}, "Hint: what does in_flight still refer to?")
 

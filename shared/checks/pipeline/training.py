@@ -1,7 +1,7 @@
 """Judge Pipeline in training: all schedules, tied weights, AdamW, clipping, bf16, and stages that must not wait."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from shared.checks.engine.model_parallel.judges import Trained, judge_layout, ju
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of, staying_inside
 from shared.checks.pipeline.cases import WEIGHTS_LAST, Stack, Text
 from shared.wire import instrumentation
+from shared.wire.instrumentation import Call
 
 STEPS = 5
 CLIPS = 0.05
@@ -51,7 +52,7 @@ def judge_scale(trained: Trained, case: Stack) -> None:
     """
     expected, times = trained.expected[0].loss, case.micro_batches
     for rank, result in trained.found.items():
-        loss = result["steps"][0]["loss"]
+        loss = result.steps[0].loss
         if loss is None or loss.shape != expected.shape:
             continue
         message = f"{trained.at(0)}, the loss is {loss.item():.10g}, expected {expected.item():.10g}"
@@ -103,33 +104,42 @@ class Loop:
         return [self.case.draw_batch(generator) for _ in range(self.steps)]
 
 
-def probe_loop(pipeline, loop: Loop, seed: int, batches: list) -> dict:
-    """Train on this rank. Returns losses, norms, the calls of clipping, and the parameters at the end."""
+@dataclass
+class Looped:
+    losses: list[torch.Tensor] = field(default_factory=list)
+    norms: list[torch.Tensor] = field(default_factory=list)
+    calls: list[list[Call]] = field(default_factory=list)  # those of clipping, by step
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # at the end
+
+
+def probe_loop(pipeline, loop: Loop, seed: int, batches: list) -> Looped | None:
+    """Train on this rank, if it is in the group."""
     group, is_member = join_subgroup(loop.in_subgroup)
     if not is_member:
-        return {}
+        return None
     with staying_inside(dist.get_process_group_ranks(group) if loop.in_subgroup else None):
         return run_loop(loop.case.split(pipeline, loop.case.build_model(seed).to(device_here()), group), loop, batches)
 
 
-def run_loop(split, loop: Loop, batches: list) -> dict:
+def run_loop(split, loop: Loop, batches: list) -> Looped:
     parameters = list({id(p): p for p in split.stage_parameters().values()}.values())
-    optimizer, found = loop.optimizer(parameters), {"losses": [], "norms": [], "calls": []}
+    optimizer, found = loop.optimizer(parameters), Looped()
     for x, y in batches:
         for parameter in parameters:
             parameter.grad = None
-        found["losses"].append(split.step(x.to(device_here()), y.to(device_here())).detach().cpu())
+        found.losses.append(split.step(x.to(device_here()), y.to(device_here())).detach().cpu())
         if loop.max_norm is not None:
             with instrumentation.listening() as calls:
                 norm = split.clip_grad_norm_(loop.max_norm)
-            found["norms"].append(torch.as_tensor(norm).detach().cpu())
-            found["calls"].append(calls)
+            found.norms.append(torch.as_tensor(norm).detach().cpu())
+            found.calls.append(calls)
         if optimizer:
             optimizer.step()
-    return found | {"parameters": {name: p.detach().cpu().clone() for name, p in split.stage_parameters().items()}}
+    found.parameters = {name: p.detach().cpu().clone() for name, p in split.stage_parameters().items()}
+    return found
 
 
-def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, dict]:
+def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, Looped]:
     """Train as one process does, with a plain optimizer.
 
     Returns:
@@ -155,21 +165,21 @@ def train_loop_and_judge(attempt: Attempt, loop: Loop) -> dict[int, dict]:
             _judge_norms(results, norm, loop, index)
         optimizer.step()
         for rank, found in results.items():
-            if not nearly_equal(found["losses"][index], loss.detach(), loop.tolerance):
-                message = f"{loop}, step {index + 1}: the loss is {found['losses'][index]:.8g}, expected {loss:.8g}"
+            if not nearly_equal(found.losses[index], loss.detach(), loop.tolerance):
+                message = f"{loop}, step {index + 1}: the loss is {found.losses[index]:.8g}, expected {loss:.8g}"
                 raise Wrong({rank: message}, "Hint: which parameters have an incomplete gradient?")
     whole = dict(model.named_parameters())
     for rank, found in results.items():
-        for name, parameter in found["parameters"].items():
+        for name, parameter in found.parameters.items():
             if not nearly_equal(parameter, whole[name].detach(), loop.tolerance):
                 difference = first_difference(parameter, whole[name].detach(), loop.tolerance)
                 raise Wrong({rank: f"{loop}, after {loop.steps} steps, {name}: {difference}"})
     return results
 
 
-def _judge_norms(results: dict[int, dict], expected: torch.Tensor, loop: Loop, index: int) -> None:
+def _judge_norms(results: dict[int, Looped], expected: torch.Tensor, loop: Loop, index: int) -> None:
     for rank, found in results.items():
-        norm = found["norms"][index]
+        norm = found.norms[index]
         if norm.shape != ():
             message = f"{loop}: the norm has the shape {list(norm.shape)}, expected a tensor without dimensions"
             raise Wrong({rank: message}, "Hint: what is the shape of the tensor to which you add the squares?")
@@ -202,7 +212,7 @@ clipping_stays_in_its_group = on_each(train_loop_and_judge, Loop(Stack(layers=5)
 
 def clipping_sends_one_element(attempt: Attempt) -> None:
     for rank, found in train_loop_and_judge(attempt, Loop(Stack(layers=5, tied=True), CLIPS)).items():
-        for calls in found["calls"]:
+        for calls in found.calls:
             if [(call.op, call.payload_bytes) for call in calls] != [("all_reduce", 8)]:
                 message = f"clip_grad_norm_: {describe_calls(calls)}; expected 1 all_reduce of 8 bytes"
                 raise Wrong({rank: message}, "Hint: what do the other stages need to know?")
@@ -305,8 +315,15 @@ def each_layer_computes_once(attempt: Attempt) -> None:
                 raise Wrong({rank: message}, "Hint: how often does run() call run_forward for the same micro-batch?")
 
 
-def probe_bf16(pipeline, case: Stack, seed: int, batch: tuple) -> dict:
-    """Run a step in bf16 on this rank. Returns the dtypes of gradients, and what was sent."""
+@dataclass
+class Bf16Step:
+    dtypes: dict[str, torch.dtype]  # of the gradients
+    sent_bytes: list[int]  # by message
+    loss: torch.Tensor
+
+
+def probe_bf16(pipeline, case: Stack, seed: int, batch: tuple) -> Bf16Step:
+    """Run a step in bf16 on this rank."""
     model = case.build_model(seed).to(device_here(), torch.bfloat16)
     split = case.split(pipeline, model, None)
     x, y = (each.to(device_here(), torch.bfloat16 if each.is_floating_point() else each.dtype) for each in batch)
@@ -314,7 +331,7 @@ def probe_bf16(pipeline, case: Stack, seed: int, batch: tuple) -> dict:
     with instrumentation.listening() as calls:
         loss = split.step(x, y)
     dtypes = {name: p.grad.dtype for name, p in split.stage_parameters().items() if p.grad is not None}
-    return {"dtypes": dtypes, "sent": [call.payload_bytes for call in calls if call.op == "send"], "loss": loss.cpu()}
+    return Bf16Step(dtypes, [call.payload_bytes for call in calls if call.op == "send"], loss.cpu())
 
 
 def bf16_stays_bf16(attempt: Attempt) -> None:
@@ -322,15 +339,15 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
     batch = case.draw_batch(torch.Generator().manual_seed(attempt.draw_seed()))
     nbytes = case.samples * batch[0][0].numel() * 2
     for rank, found in enumerate(attempt.run(probe_bf16, case, attempt.draw_seed(), batch)):
-        wrong = [name for name, dtype in found["dtypes"].items() if dtype != torch.bfloat16]
+        wrong = [name for name, dtype in found.dtypes.items() if dtype != torch.bfloat16]
         if wrong:
-            dtype = found["dtypes"][wrong[0]]
+            dtype = found.dtypes[wrong[0]]
             raise Wrong({rank: f"in bf16, the gradient of {wrong[0]} is {dtype}; expected bfloat16"})
-        if any(sent != nbytes for sent in found["sent"]):
-            message = f"in bf16, a message has {max(found['sent'])} bytes, expected {nbytes}"
+        if any(sent != nbytes for sent in found.sent_bytes):
+            message = f"in bf16, a message has {max(found.sent_bytes)} bytes, expected {nbytes}"
             raise Wrong({rank: message}, "Hint: which dtype does each message have?")
-        if not found["loss"].isfinite():
-            raise Wrong({rank: f"in bf16, the loss is {found['loss'].item()}; expected it to be finite"})
+        if not found.loss.isfinite():
+            raise Wrong({rank: f"in bf16, the loss is {found.loss.item()}; expected it to be finite"})
 
 
 def postponed_weights_train(attempt: Attempt) -> None:

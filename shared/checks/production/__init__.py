@@ -94,7 +94,7 @@ def it_shards_over_its_mesh(attempt: Attempt) -> None:
         plan = Sharding("Blocks", steps=2, mesh=mesh, options=_AT_ONCE if size == 4 else {})
         found = train_and_judge(attempt, plan)
         for rank, result in enumerate(found):
-            wire.judge_wire(plan, rank, result["steps"][-1]["training"], size, str(plan))
+            wire.judge_wire(plan, rank, result.steps[-1].calls, size, str(plan))
 
 
 fully_sharded.check("device", world_sizes=(2,))(production_mesh.the_default_is_on_the_modules_device)

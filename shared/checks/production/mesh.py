@@ -1,6 +1,7 @@
 """Judge the default mesh, and a mesh of hosts × ranks per host: its layout, and what hybrid training sends on it."""
 
 import contextlib
+from dataclasses import dataclass
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -118,15 +119,19 @@ def the_default_is_on_the_modules_device(attempt: Attempt) -> None:
             raise Wrong({rank: f"{context}, it shards on {found}; expected {expected}"}, _HINT_ON_TYPE)
 
 
-def probe_mesh(host_mesh, ranks_per_host: int) -> dict:
+@dataclass
+class Mesh:
+    ranks: list
+    names: tuple[str, ...] | None
+    device_type: str
+    own_device_type: str  # where this rank computes
+
+
+def probe_mesh(host_mesh, ranks_per_host: int) -> Mesh:
     mesh = host_mesh(ranks_per_host)
     if not isinstance(mesh, DeviceMesh):
         raise AssertionError(f"host_mesh() returned a {type(mesh).__name__}; expected a DeviceMesh")
-    return {
-        "ranks": mesh.mesh.tolist(),
-        "names": mesh.mesh_dim_names,
-        "devices": (mesh.device_type, device_here().type),
-    }
+    return Mesh(mesh.mesh.tolist(), mesh.mesh_dim_names, mesh.device_type, device_here().type)
 
 
 def ranks_are_laid_out(attempt: Attempt) -> None:
@@ -135,14 +140,14 @@ def ranks_are_laid_out(attempt: Attempt) -> None:
         context = f"host_mesh({ranks_per_host}) of {size} rank{'s' * (size > 1)}"
         expected = torch.arange(size).view(-1, ranks_per_host).tolist()
         for rank, found in enumerate(attempt.run(probe_mesh, ranks_per_host, context=context)):
-            if found["ranks"] != expected:
-                raise Wrong({rank: f"{context} is {found['ranks']}; expected {expected}"}, _HINT_ON_ORDER)
-            if tuple(found["names"] or ()) != NAMES:
-                evidence = f"{context}: its dimensions are called {found['names']}; expected {NAMES}"
+            if found.ranks != expected:
+                raise Wrong({rank: f"{context} is {found.ranks}; expected {expected}"}, _HINT_ON_ORDER)
+            if tuple(found.names or ()) != NAMES:
+                evidence = f"{context}: its dimensions are called {found.names}; expected {NAMES}"
                 raise Wrong({rank: evidence}, "Hint: which dimension replicates, and which one shards?")
-            if found["devices"][0] != found["devices"][1]:
+            if found.device_type != found.own_device_type:
                 evidence = (
-                    f"{context} has device type {found['devices'][0]}; expected {found['devices'][1]}, where "
+                    f"{context} has device type {found.device_type}; expected {found.own_device_type}, where "
                     "this rank's tensors are"
                 )
                 raise Wrong({rank: evidence}, _HINT_ON_DEVICE)

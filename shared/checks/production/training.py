@@ -13,12 +13,13 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, nearly_equal, total_of
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
+from shared.checks.engine.sharded.dtensors import LocalShard, assembled, judge_tensors, loss_of, shard_of, shards_of
 from shared.checks.engine.sharded.training import reference
 from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, owners
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
 from shared.wire import instrumentation
+from shared.wire.instrumentation import Call
 
 # -- describe and judge fully_shard's layout: each parameter is split by rows over the ranks that share a copy
 #
@@ -140,28 +141,45 @@ def shard(fully_sharded, module: nn.Module, plan: Sharding) -> Any:
     return sharded
 
 
-def probe_sharded(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
-    """Return this rank's initial shards, and what each step did and sent."""
+@dataclass
+class Stepped:
+    """What a rank computed in one step."""
+
+    loss: torch.Tensor
+    gradients: dict[str, LocalShard | None]
+    calls: list[Call]  # in forward and backward
+    state: dict[str, LocalShard | None]  # after the step
+
+
+@dataclass
+class OnRank:
+    """What one rank computed."""
+
+    building: list[Call]  # the calls in fully_sharded()
+    start: dict[str, LocalShard | None]  # the rank's shards before the first step
+    steps: list[Stepped]
+
+
+def probe_sharded(fully_sharded, plan: Sharding, seed: int, x, y) -> OnRank:
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     with instrumentation.listening() as building:
         sharded = shard(fully_sharded, module, plan)
     optimizer = new_optimizer(plan, sharded)
     x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
-    found = {"building": building, "start": shards_of(sharded), "steps": []}
+    found = OnRank(building, shards_of(sharded), [])
     for _ in range(plan.steps):
         optimizer.zero_grad()
-        with instrumentation.listening() as training:
+        with instrumentation.listening() as calls:
             loss = loss_of(sharded, x, y)
             loss.backward()
         gradients = {name: shard_of(p.grad) for name, p in sharded.named_parameters(remove_duplicate=False)}
         optimizer.step()
-        done = {"loss": loss.detach().cpu(), "gradients": gradients, "training": training}
-        found["steps"].append(done | {"state": shards_of(sharded)})
+        found.steps.append(Stepped(loss.detach().cpu(), gradients, calls, shards_of(sharded)))
         x = awkward.other_branches(x)
     return found
 
 
-def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
+def train_and_judge(attempt: Attempt, plan: Sharding) -> list[OnRank]:
     """Train on fresh data. Return what probe_sharded found, by rank.
 
     Raises:
@@ -174,30 +192,31 @@ def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
         )
     draw = Draw(attempt)
     found = attempt.run(probe_sharded, plan, per_rank=draw.per_rank, context=str(plan))
-    judge_shards(plan, [result["start"] for result in found], plan.copies)
+    judge_shards(plan, [result.start for result in found], plan.copies)
     judge_start(plan, found, awkward.state_of(unit_models.build(plan.model, draw.seeds[0], plan.dtype)))
     tolerance = RELATIVE_TOLERANCE if is_exact else _FLOAT32_TOLERANCE
     for number, expected in enumerate(reference(plan, draw, list(range(attempt.world_size))).steps):
         context = f"{plan}, step {number + 1}"
-        steps = [result["steps"][number] for result in found]
-        loss = total_of(step["loss"] for step in steps) / len(steps)
-        if not nearly_equal(loss, expected["loss"], tolerance):
+        steps = [result.steps[number] for result in found]
+        loss = total_of(step.loss for step in steps) / len(steps)
+        if not nearly_equal(loss, expected.loss, tolerance):
             hint = "Hint: are the parameters and buffers that each rank computes with correct?"
-            raise Wrong(f"{context}: the mean of the losses is {loss:.6g}, expected {expected['loss']:.6g}", hint)
-        for what, of in (("gradients", "the gradient of "), ("state", "")):
-            judge_tensors(
-                assembled([step[what] for step in steps], plan.copies), expected[what], f"{context}: {of}", tolerance
-            )
+            raise Wrong(f"{context}: the mean of the losses is {loss:.6g}, expected {expected.loss:.6g}", hint)
+        for of, shards, right in (
+            ("the gradient of ", [step.gradients for step in steps], expected.gradients),
+            ("", [step.state for step in steps], expected.state),
+        ):
+            judge_tensors(assembled(shards, plan.copies), right, f"{context}: {of}", tolerance)
     return found
 
 
-def judge_start(plan: Sharding, found: list[dict], source: dict) -> None:
+def judge_start(plan: Sharding, found: list[OnRank], source: dict) -> None:
     """Judge that every rank starts with the values of rank 0.
 
     Raises:
         Wrong: If one does not.
     """
-    for rank, start in enumerate(assembled([result["start"] for result in found], plan.copies)):
+    for rank, start in enumerate(assembled([result.start for result in found], plan.copies)):
         for name, expected in source.items():
             if not torch.equal(start[name], expected):
                 hint = "Hint: when are the initial values of parameters and buffers broadcast, and from which rank?"
@@ -213,13 +232,15 @@ IN_FLIGHT = 4  # units: one received and one sent, and torch's copy of each
 _HINT_ON_UNITS = "Hint: how many units are unsharded at the same time?"
 
 
-def probe_memory(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
-    """Train two steps.
+@dataclass
+class Peak:
+    between: memory.Held  # between steps
+    parameters_bytes: int  # the most in the second step
+    with_buffers_bytes: int  # the most of parameters and the buffers of their collectives
 
-    Returns:
-        What is held between steps, and the most bytes of parameters in the second step, without and with the buffers of
-        their collectives.
-    """
+
+def probe_memory(fully_sharded, plan: Sharding, seed: int, x, y) -> Peak:
+    """Train two steps."""
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     sharded = shard(fully_sharded, module, plan)
     optimizer = new_optimizer(plan, sharded)
@@ -236,7 +257,7 @@ def probe_memory(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
     with memory.peak(sharded, optimizer) as peak:
         step()
     samples = [(each.held.parameters_bytes, each.held.buckets_bytes) for each in peak.samples]
-    return {"between": between, "parameters": max(samples)[0], "with buffers": max(map(sum, samples))}
+    return Peak(between, max(samples)[0], max(map(sum, samples)))
 
 
 def one_unit_is_unsharded_at_a_time(attempt: Attempt) -> None:
@@ -251,13 +272,13 @@ def one_unit_is_unsharded_at_a_time(attempt: Attempt) -> None:
     shard_bytes = (sum(units) + root) / attempt.world_size
     most = shard_bytes + root + 2 * max(units)  # One unit computes, and the next one may be unsharded already.
     for rank, result in enumerate(found):
-        if result["between"].total_bytes > SLACK * 3 * shard_bytes:
-            context = f"{result['between'].total_bytes:,} bytes are held between steps; expected {3 * shard_bytes:,.0f}"
+        if result.between.total_bytes > SLACK * 3 * shard_bytes:
+            context = f"{result.between.total_bytes:,} bytes are held between steps; expected {3 * shard_bytes:,.0f}"
             raise Wrong({rank: f"{plan}: {context}"}, "Hint: which tensors are kept besides the sharded parameters?")
-        if result["parameters"] > SLACK * most:
-            context = f"{result['parameters']:,} bytes of parameters are held at once; expected at most {most:,.0f}"
+        if result.parameters_bytes > SLACK * most:
+            context = f"{result.parameters_bytes:,} bytes of parameters are held at once; expected at most {most:,.0f}"
             raise Wrong({rank: f"{plan}: {context}"}, _HINT_ON_UNITS)
-        if result["with buffers"] > SLACK * (most + IN_FLIGHT * max(units)):
-            context = f"{result['with buffers']:,} bytes of parameters and buffers are held at once"
+        if result.with_buffers_bytes > SLACK * (most + IN_FLIGHT * max(units)):
+            context = f"{result.with_buffers_bytes:,} bytes of parameters and buffers are held at once"
             expected = f"expected at most {most + IN_FLIGHT * max(units):,.0f}"
             raise Wrong({rank: f"{plan}: {context}; {expected}"}, _HINT_ON_UNITS)

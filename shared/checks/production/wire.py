@@ -10,7 +10,7 @@ from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
-from shared.checks.production.training import Sharding, Unit, probe_sharded, train_and_judge, units_of
+from shared.checks.production.training import OnRank, Sharding, Unit, probe_sharded, train_and_judge, units_of
 
 _FAMILIES = ("all_gather", "reduce_scatter", "all_reduce")
 _HINT_ON_UNITS = "Hint: for which modules do you call fully_shard(), and which parameters remain for the last call?"
@@ -92,7 +92,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def judge_building(plan: Sharding, found: list[dict]) -> None:
+def judge_building(plan: Sharding, found: list[OnRank]) -> None:
     """Judge that each parameter and buffer is sent at most once.
 
     Raises:
@@ -101,10 +101,8 @@ def judge_building(plan: Sharding, found: list[dict]) -> None:
     module = unit_models.build(plan.model, 0, plan.dtype)
     most = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
     for rank, result in enumerate(found):
-        if sum(call.payload_bytes for call in result["building"]) > most:
-            evidence = (
-                f"{plan}, in fully_sharded(): {describe_calls(result['building'])}; expected at most {most} bytes"
-            )
+        if sum(call.payload_bytes for call in result.building) > most:
+            evidence = f"{plan}, in fully_sharded(): {describe_calls(result.building)}; expected at most {most} bytes"
             raise Wrong({rank: evidence}, "Hint: how many times is each tensor sent?")
 
 
@@ -129,13 +127,13 @@ def frozen_units_are_gathered(attempt: Attempt) -> None:
     plan = Sharding("Frozen", steps=1)
     units, everyone = units_of(plan, attempt.world_size), tuple(range(attempt.world_size))
     for rank, result in enumerate(train_and_judge(attempt, plan)):
-        calls = [call for call in result["steps"][0]["training"] if call.op.startswith("all_gather")]
+        calls = [call for call in result.steps[0].calls if call.op.startswith("all_gather")]
         own = [call for call in calls if not call.in_backward]
         _judge(rank, own, units, plan.computed, everyone, f"{plan}, all-gathers in forward", _HINT_ON_UNITS)
 
 
-def _judge_steps(attempt: Attempt, plan: Sharding, found: list[dict]) -> None:
+def _judge_steps(attempt: Attempt, plan: Sharding, found: list[OnRank]) -> None:
     judge_building(plan, found)
     for rank, result in enumerate(found):
-        for number, step in enumerate(result["steps"], 1):
-            judge_wire(plan, rank, step["training"], attempt.world_size, f"{plan}, step {number}")
+        for number, step in enumerate(result.steps, 1):
+            judge_wire(plan, rank, step.calls, attempt.world_size, f"{plan}, step {number}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import statistics
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -87,7 +88,14 @@ class ScriptedModel(nn.Module):
             self.quiet -= 1
 
 
-def probe_cost(communication_cost, script, between_ms: float, rounds: int | None) -> dict:
+@dataclass
+class Measured:
+    result: tuple[float, ...]
+    events: list[tuple]  # the fields of each Event
+    calls: list[instrumentation.Call]
+
+
+def probe_cost(communication_cost, script, between_ms: float, rounds: int | None) -> Measured:
     model = ScriptedModel(script, between_ms)
 
     def on_launch(call, _work, _tensors) -> None:
@@ -97,7 +105,7 @@ def probe_cost(communication_cost, script, between_ms: float, rounds: int | None
     with instrumentation.listening(launched=on_launch) as calls:
         result = communication_cost(model, lambda given: given(torch.ones(2)), model.now_ms, *further)
     events = list(map(tuple, model.events))  # A result may contain no classes of the student's own.
-    return {"result": tuple(map(float, result)), "events": events, "calls": calls}
+    return Measured(tuple(map(float, result)), events, calls)
 
 
 def _draw_script(attempt: Attempt, rounds: int, extra_ms: int) -> tuple[list[dict[str, float]], list, list]:
@@ -138,12 +146,12 @@ def medians_are_exact(attempt: Attempt) -> None:
         found, alone, together = _run(attempt, rounds, extra_ms)
         expected = statistics.median(alone[1:]), _median_difference(alone[1:], together[1:])
         for rank, result in enumerate(found):
-            if not _same(result["result"], expected):
-                actual = ", ".join(f"{value:g}" for value in result["result"])
+            if not _same(result.result, expected):
+                actual = ", ".join(f"{value:g}" for value in result.result)
                 evidence = (
                     f"{rounds} rounds: compute_ms, exposed_ms = {actual}; expected {expected[0]:g}, {expected[1]:g}"
                 )
-                hints = _causes(result["result"], alone, together)
+                hints = _causes(result.result, alone, together)
                 if len(hints) == 1:
                     raise Wrong({rank: evidence}, hints[0])
                 unclear = unclear or Wrong({rank: evidence}, hints[0])
@@ -190,7 +198,7 @@ def _causes(actual: tuple, alone: list[float], together: list[float]) -> list[st
 def every_step_is_measured_alike(attempt: Attempt) -> None:
     found, _, _ = _run(attempt, None)
     for rank, result in enumerate(found):
-        events = [Event(*event) for event in result["events"]]
+        events = [Event(*event) for event in result.events]
         counts = {part: sum(event.what == part for event in events) for part in PARTS}
         if len(set(counts.values())) > 1:
             called = ", ".join(f"{part} {count}" for part, count in counts.items())
@@ -199,10 +207,8 @@ def every_step_is_measured_alike(attempt: Attempt) -> None:
         if counts["forward"] != 22:
             evidence = f"with the default of 10 rounds, {counts['forward']} steps were measured; expected 22"
             raise Wrong({rank: evidence}, "Each round measures two steps. The warm-up is one more round.")
-        if any(call.op != "barrier" for call in result["calls"]):
-            raise Wrong(
-                {rank: f"communication_cost() launched {describe_calls(result['calls'])}; expected only barriers"}
-            )
+        if any(call.op != "barrier" for call in result.calls):
+            raise Wrong({rank: f"communication_cost() launched {describe_calls(result.calls)}; expected only barriers"})
         _judge_steps(rank, events)
 
 

@@ -203,7 +203,8 @@ def judge_losses(attempt: Attempt, case: Loss) -> None:
 def _name_the_mistake(trained: Trained) -> None:
     expected, size = trained.expected[0].loss, len(trained.members)
     for rank, result in trained.found.items():
-        loss = result["steps"][0]["loss"]
+        loss = result.steps[0].loss
+        assert loss is not None
         hints = {
             "Hint: what does your code do with a logit that is −∞?": loss.isnan(),
             "It is not finite. Hint: how large is the largest exponent?": not loss.isfinite(),

@@ -1,6 +1,7 @@
 """Judge what layers must do besides computing right values: in bf16, with odd sizes, in several calls, in memory."""
 
 import re
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -152,13 +153,21 @@ _OUTPUTS = 240
 _GRADIENT_TOLERANCE = 0.015
 
 
-def probe_loss(vocab_parallel_cross_entropy, logits: torch.Tensor, targets: torch.Tensor) -> dict:
+@dataclass
+class Computed:
+    loss: float
+    gradient: torch.Tensor
+    sent_bytes: float
+    dtypes: set[torch.dtype] = field(default_factory=set)  # of the model's parameters
+
+
+def probe_loss(vocab_parallel_cross_entropy, logits: torch.Tensor, targets: torch.Tensor) -> Computed:
     own = logits[..., list(own_part(logits.shape[-1], None))].to(device_here()).requires_grad_()
     with instrumentation.listening() as calls:
         loss = vocab_parallel_cross_entropy(own, targets.to(device_here()))
     loss.backward()
     assert own.grad is not None, "the logits have no gradient after backward()"
-    return {"loss": loss.item(), "gradient": own.grad.cpu(), "sent": _sent_bytes(calls)}
+    return Computed(loss.item(), own.grad.cpu(), _sent_bytes(calls))
 
 
 def _sent_bytes(calls: list) -> float:
@@ -174,30 +183,26 @@ def a_loss_of_bf16_logits_is_exact(attempt: Attempt) -> None:
     (exact_gradient,) = torch.autograd.grad(loss, exact)
     expected, gradients = loss.item(), exact_gradient.chunk(attempt.world_size, -1)
     for rank, found in enumerate(attempt.run(probe_loss, logits, targets, context="bf16 logits")):
-        if not abs(found["loss"] - expected) <= 1e-5 * expected:
-            message = f"bf16 logits: the loss is {found['loss']:.7g}, expected {expected:.7g}"
+        if not abs(found.loss - expected) <= 1e-5 * expected:
+            message = f"bf16 logits: the loss is {found.loss:.7g}, expected {expected:.7g}"
             raise Wrong({rank: message}, "Hint: in which dtype are the sums over the vocabulary computed?")
-        error = ((found["gradient"].double() - gradients[rank]) / gradients[rank]).abs().max().item()
+        error = ((found.gradient.double() - gradients[rank]) / gradients[rank]).abs().max().item()
         if not error <= _GRADIENT_TOLERANCE:
             message = f"bf16 logits: the loss is right, but an element of its gradient is wrong by {error:.1%}"
             raise Wrong({rank: message}, "Hint: in which dtype does backward compute exp(logit)?")
         most_bytes = sum(each.sent_bytes(attempt.world_size) for each in loss_traffic(targets.numel(), 4))
-        if found["sent"] > 1.01 * most_bytes:
-            message = f"bf16 logits: forward sends {found['sent']:,.0f} bytes; expected {most_bytes:,.0f}"
+        if found.sent_bytes > 1.01 * most_bytes:
+            message = f"bf16 logits: forward sends {found.sent_bytes:,.0f} bytes; expected {most_bytes:,.0f}"
             raise Wrong({rank: message}, "Hint: in which dtype are the sums sent?")
 
 
-def probe_bf16(parallelize, case: Model, seed: int, tokens: torch.Tensor, targets: torch.Tensor) -> dict:
+def probe_bf16(parallelize, case: Model, seed: int, tokens: torch.Tensor, targets: torch.Tensor) -> Computed:
     model = parallelize(case.build_model(seed).to(device_here(), torch.bfloat16), None, case.sequence_parallel)
     with instrumentation.listening() as calls:
         loss = model(tokens.to(device_here()), targets.to(device_here()))
         loss.backward()
-    return {
-        "loss": loss.item(),
-        "dtypes": {parameter.dtype for parameter in model.parameters()},
-        "gradient": model.blocks[0].norm_1.weight.grad,
-        "sent": _sent_bytes(calls),
-    }
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    return Computed(loss.item(), model.blocks[0].norm_1.weight.grad, _sent_bytes(calls), dtypes)
 
 
 def a_bf16_gpt_stays_bf16(attempt: Attempt) -> None:
@@ -214,21 +219,21 @@ def a_bf16_gpt_stays_bf16(attempt: Attempt) -> None:
         results = attempt.run(probe_bf16, case, seed, tokens, targets, context=context)
         for rank, found in enumerate(results):
             _judge(rank, found, expected.item(), whole, context)
-            if found["sent"] > 1.01 * most_bytes:
-                message = f"{context}: a step sends {found['sent']:,.0f} bytes; expected {most_bytes:,.0f}"
+            if found.sent_bytes > 1.01 * most_bytes:
+                message = f"{context}: a step sends {found.sent_bytes:,.0f} bytes; expected {most_bytes:,.0f}"
                 raise Wrong({rank: message}, "Hint: what is the dtype of the activations that are sent?")
 
 
-def _judge(rank: int, found: dict, expected: float, whole: nn.Module, context: str) -> None:
-    if found["dtypes"] != {torch.bfloat16}:
+def _judge(rank: int, found: Computed, expected: float, whole: nn.Module, context: str) -> None:
+    if found.dtypes != {torch.bfloat16}:
         raise Wrong(
-            {rank: f"{context}: parameters have the dtypes {found['dtypes']}; expected only bfloat16"},
+            {rank: f"{context}: parameters have the dtypes {found.dtypes}; expected only bfloat16"},
             "Hint: which line converts them?",
         )
-    if not abs(found["loss"] - expected) < _LOSS_TOLERANCE * expected:
-        message = f"{context}: the loss is {found['loss']:.5g}, expected about {expected:.5g}"
+    if not abs(found.loss - expected) < _LOSS_TOLERANCE * expected:
+        message = f"{context}: the loss is {found.loss:.5g}, expected about {expected:.5g}"
         raise Wrong({rank: message}, "Hint: which sums have many terms, and in which dtype are they added up?")
-    gradient = found["gradient"]
+    gradient = found.gradient
     reference = whole.get_parameter("blocks.0.norm_1.weight").grad
     assert reference is not None
     cosine = F.cosine_similarity(gradient.double(), reference.double(), 0)

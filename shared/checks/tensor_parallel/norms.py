@@ -1,6 +1,6 @@
 """Training with AdamW and with clipped gradients, compared with one process."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -63,34 +63,39 @@ class Loop:
         return [self.case.draw_batch(generator) for _ in range(self.steps)]
 
 
-def probe_loop(parallelize, loop: Loop, groups: list[list[int]], seed: int, batches: list) -> dict:
-    """Train on this rank. Returns the loss and norm of each step, the shards after it, and the calls of clipping."""
+@dataclass
+class Run:
+    """A training loop on one rank."""
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    norms: list[torch.Tensor] = field(default_factory=list)
+    calls: list[list[instrumentation.Call]] = field(default_factory=list)  # of each clipping
+    # By name, the dimension, the indices and the values without padding, after the last step.
+    shards: dict[str, tuple[int | None, tuple[int, ...], torch.Tensor]] = field(default_factory=dict)
+
+
+def probe_loop(parallelize, loop: Loop, groups: list[list[int]], seed: int, batches: list) -> Run:
     group, members = join_one_of(groups)
     with staying_inside(members if len(groups) > 1 else None):
         model = loop.case.split(parallelize, loop.build(seed).to(device_here()), group)
-        optimizer, found = loop.optimizer(model), {"losses": [], "norms": [], "calls": []}
+        optimizer, found = loop.optimizer(model), Run()
         for tokens, targets in batches:
             optimizer.zero_grad()
             loss = model(tokens.to(device_here()), targets.to(device_here()))
             loss.backward()
-            found["losses"].append(loss.detach())
+            found.losses.append(loss.detach())
             if loop.max_norm is not None:
                 with instrumentation.listening() as calls:
                     norm = model.clip_grad_norm_(loop.max_norm)
-                found["norms"].append(torch.as_tensor(norm).detach())
-                found["calls"].append(calls)
+                found.norms.append(torch.as_tensor(norm).detach())
+                found.calls.append(calls)
             optimizer.step()
-    shards = loop.case.shards(model)
-    return found | {
-        "shards": {name: (shard.dim, tuple(shard.index), _padless(shard)) for name, shard in shards.items()}
-    }
+    for name, shard in loop.case.shards(model).items():
+        found.shards[name] = shard.dim, tuple(shard.index), shard.without_padding(shard.tensor.detach()).clone()
+    return found
 
 
-def _padless(shard) -> torch.Tensor:
-    return shard.without_padding(shard.tensor.detach()).clone()
-
-
-def _train_and_judge(attempt: Attempt, loop: Loop, in_groups: bool = False) -> list[dict]:
+def _train_and_judge(attempt: Attempt, loop: Loop, in_groups: bool = False) -> list[Run]:
     """Train on fresh data. Returns what each rank found."""
     size = attempt.world_size
     groups = [list(range(size))]
@@ -108,16 +113,16 @@ def _train_and_judge(attempt: Attempt, loop: Loop, in_groups: bool = False) -> l
     return results
 
 
-def _judge(loop: Loop, found: dict[int, dict], seed: int, batches: list) -> None:
+def _judge(loop: Loop, found: dict[int, Run], seed: int, batches: list) -> None:
     whole, losses, norms = _one_process(loop, seed, batches)
     for step_index, expected in enumerate(norms):
-        _judge_norms({rank: each["norms"][step_index] for rank, each in found.items()}, expected, loop, step_index)
+        _judge_norms({rank: each.norms[step_index] for rank, each in found.items()}, expected, loop, step_index)
     for rank, each in found.items():
-        for step_index, (loss, expected) in enumerate(zip(each["losses"], losses, strict=True)):
+        for step_index, (loss, expected) in enumerate(zip(each.losses, losses, strict=True)):
             if not nearly_equal(loss, expected, loop.tolerance):
                 message = f"{loop}, step {step_index + 1}: the loss is {loss:.8g}, expected {expected:.8g}"
                 raise Wrong({rank: message}, "Hint: which parameters were updated with an incomplete gradient?")
-        for name, (dim, index, shard) in each["shards"].items():
+        for name, (dim, index, shard) in each.shards.items():
             expected = (
                 whole[name] if dim is None else whole[name].index_select(dim, torch.tensor(index, dtype=torch.long))
             )
@@ -175,14 +180,22 @@ def clipping_equals_one_process(attempt: Attempt) -> None:
 
 def clipping_sends_one_element(attempt: Attempt) -> None:
     for rank, found in enumerate(_train_and_judge(attempt, Loop(Model(layers=1), CLIPS))):
-        for calls in found["calls"]:
+        for calls in found.calls:
             if len(calls) != 1 or calls[0].payload_bytes > 8:
                 message = f"clip_grad_norm_() sends {describe_calls(calls)}; expected one all_reduce of 8 bytes"
                 raise Wrong({rank: message}, "Hint: what can a rank add up before it sends?")
 
 
-def probe_norm(parallelize, case: Model, seed: int, tokens: torch.Tensor, targets: torch.Tensor) -> dict:
-    """Return the norm of a bf16 model's gradients, and the squares that this rank has of shards and of the others."""
+@dataclass
+class Norm:
+    """The norm of a bf16 model's gradients, and the squares that this rank has."""
+
+    norm: float
+    of_shards: float
+    of_replicas: float
+
+
+def probe_norm(parallelize, case: Model, seed: int, tokens: torch.Tensor, targets: torch.Tensor) -> Norm:
     model = case.split(parallelize, case.build_model(seed).to(device_here(), torch.bfloat16), None)
     model(tokens.to(device_here()), targets.to(device_here())).backward()
     squares = {True: 0.0, False: 0.0}
@@ -190,16 +203,16 @@ def probe_norm(parallelize, case: Model, seed: int, tokens: torch.Tensor, target
         assert shard.tensor.grad is not None, "a parameter has no gradient after backward()"
         squares[shard.dim is not None] += shard.tensor.grad.double().square().sum().item()
     norm = torch.as_tensor(model.clip_grad_norm_(LEAVES))
-    return {"norm": norm.item(), "of shards": squares[True], "of replicas": squares[False]}
+    return Norm(norm.item(), squares[True], squares[False])
 
 
 def a_norm_of_bf16_gradients_is_exact(attempt: Attempt) -> None:
     case, seed = Model(layers=1), attempt.draw_seed()
     batch = case.draw_batch(torch.Generator().manual_seed(attempt.draw_seed()))
     results = attempt.run(probe_norm, case, seed, *batch, context="a bf16 model")
-    of_shards = sum(found["of shards"] for found in results)
+    of_shards = sum(found.of_shards for found in results)
     for rank, found in enumerate(results):
-        expected = (of_shards + found["of replicas"]) ** 0.5
-        if not abs(found["norm"] - expected) <= _BF16_TOLERANCE * expected:
-            message = f"a bf16 model: the norm is {found['norm']:.8g}, expected {expected:.8g}"
+        expected = (of_shards + found.of_replicas) ** 0.5
+        if not abs(found.norm - expected) <= _BF16_TOLERANCE * expected:
+            message = f"a bf16 model: the norm is {found.norm:.8g}, expected {expected:.8g}"
             raise Wrong({rank: message}, "Hint: in which dtype do you compute the squares, and add them up?")

@@ -1,7 +1,7 @@
 """Judge Prefetcher, with units that only log when unshard() is called."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.failures import Wrong
@@ -38,22 +38,28 @@ class Pass:
     unreached: tuple[int, ...] = ()
 
 
-def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: list[Pass]) -> list[dict]:
-    """Return, for each pass, which units unshard() was called on at each call in forward and in backward.
+@dataclass
+class Seen:
+    """On which units unshard() was called in a pass, at each call in forward and in backward."""
 
-    Also return whether in_backward() has changed the list `called`.
-    """
+    forward: list[list[int]] = field(default_factory=list)
+    backward: list[list[int]] = field(default_factory=list)
+    changes_called: bool = False  # whether in_backward() has changed the list `called`
+
+
+def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: list[Pass]) -> list[Seen]:
+    """Return what was seen in each pass."""
     log: list[int] = []
     units = [LoggedUnit(number, log) for number in range(count)]
     prefetcher, found = prefetcher_class(units_ahead), []
     for each in passes:
         prefetcher.begin_forward()
-        seen = {"forward": [], "backward": [], "changes called": False}
+        seen = Seen()
         for unit in (units[number] for number in each.called):
             log.clear()
             with _noting("in_forward", unit):
                 prefetcher.in_forward(unit)
-            seen["forward"].append(log[:])
+            seen.forward.append(log[:])
         unreached = [units[number] for number in each.unreached]
         for unit in (units[number] for number in reversed(each.called)) if each.backward else ():
             if unit in unreached:
@@ -62,8 +68,8 @@ def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: lis
             called = _called(prefetcher)
             with _noting("in_backward", unit):
                 prefetcher.in_backward(unit, *[unreached] * bool(unreached))  # the argument may be left out
-            seen["backward"].append(log[:])
-            seen["changes called"] |= _called(prefetcher) != called
+            seen.backward.append(log[:])
+            seen.changes_called |= _called(prefetcher) != called
         found.append(seen)
     return found
 
@@ -93,16 +99,16 @@ def _judge(attempt: Attempt, units_ahead: int, passes: list[Pass]) -> None:
             same = each.called[: index + 1] == expected[: index + 1]
             ahead.append(list(expected[index + 1 :][:units_ahead]) if same else [])
         calls = [f"calls {list(each.called)}", f"after one that called {list(expected)}" if expected else "the first"]
-        _judge_pass(f"{context}, forward {number}, which {', '.join(calls)}", each.called, ahead, seen["forward"])
+        _judge_pass(f"{context}, forward {number}, which {', '.join(calls)}", each.called, ahead, seen.forward)
         if each.backward:
             reached = [unit for unit in reversed(each.called) if unit not in each.unreached]
             ahead = [reached[index + 1 :][:units_ahead] for index in range(len(reached))]
             unreached = f", and does not reach {list(each.unreached)}" if each.unreached else ""
             backward_context = f"{context}, the backward of a forward that called {list(each.called)}{unreached}"
             try:
-                _judge_pass(backward_context, reached, ahead, seen["backward"])
+                _judge_pass(backward_context, reached, ahead, seen.backward)
             except Wrong as wrong:
-                if seen["changes called"]:
+                if seen.changes_called:
                     evidence = f"{wrong.evidence}. in_backward() has changed the list self.called"
                     raise Wrong(evidence, "Hint: which line changes the list itself instead of a copy?") from None
                 raise

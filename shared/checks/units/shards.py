@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from unittest import mock
 
@@ -70,37 +70,58 @@ def _unshard(flat) -> tuple[object, bool]:
     return handle, waits.count > 0
 
 
-def probe_shards(sharded, case: Case, seed: int) -> dict:
-    """Shard parameters, change the shard, unshard, reshard, and unshard again. Return what was observed."""
+@dataclass
+class Sharded:
+    building: list[instrumentation.Call]
+    shard: torch.Tensor
+    is_parameter: bool
+    requires_grad: bool
+    keeps_shapes: bool
+    dtype: torch.dtype  # of flat_param
+    dtypes: set[torch.dtype]  # of the parameters
+    sent: list[torch.Tensor] = field(default_factory=list)  # the shard, in each unshard()
+    unsharded: list[list[torch.Tensor]] = field(default_factory=list)  # the parameters after it; [] without memory
+    calls: list[instrumentation.Call] = field(default_factory=list)  # in the last unshard()
+    waits: bool = False  # whether unshard() has waited
+    has_handle: bool = True  # whether unshard() has returned a handle
+    records: bool = False  # whether autograd has recorded unshard()
+    same_storage: bool = False
+    gradients: list[torch.Tensor | None] = field(default_factory=list)
+
+
+def probe_shards(sharded, case: Case, seed: int) -> Sharded | None:
+    """Shard parameters, change the shard, unshard, reshard, and unshard again."""
     group, member = join_subgroup(case.shapes.in_subgroup)
     if not member:
-        return {"outside": True}
+        return None
     parameters = [nn.Parameter(each.to(device_here()), case.trainable) for each in case.shapes.values(seed)]
     shapes = [each.shape for each in parameters]
     with instrumentation.listening() as building:
         flat = sharded(parameters, group, case.compute_dtype)
     storage = flat.flat_param.untyped_storage()
-    found = {
-        "building": building,
-        "shard": flat.shard.detach().cpu().clone(),
-        "is a parameter": isinstance(flat.shard, nn.Parameter),
-        "requires_grad": flat.shard.requires_grad,
-        "keeps shapes": [each.shape for each in parameters] == shapes,
-        "dtypes": (flat.flat_param.dtype, {each.dtype for each in parameters}),
-        "unsharded": [],
-    }
+    found = Sharded(
+        building,
+        flat.shard.detach().cpu().clone(),
+        is_parameter=isinstance(flat.shard, nn.Parameter),
+        requires_grad=flat.shard.requires_grad,
+        keeps_shapes=[each.shape for each in parameters] == shapes,
+        dtype=flat.flat_param.dtype,
+        dtypes={each.dtype for each in parameters},
+    )
     for round_ in range(2):
         with torch.no_grad():
             flat.shard += dist.get_rank(group) + round_
-        found["sent"] = flat.shard.detach().cpu().clone()
-        with instrumentation.listening() as found["calls"]:
-            handle, found["waits"] = _unshard(flat)
-            if not hasattr(handle, "wait"):
-                return found | {"handle": False}
-        found["records"] = flat.flat_param.requires_grad
+        sent = flat.shard.detach().cpu().clone()
+        with instrumentation.listening() as found.calls:
+            handle, found.waits = _unshard(flat)
+            found.has_handle = hasattr(handle, "wait")
+            if not found.has_handle:
+                return found
+        found.records = flat.flat_param.requires_grad
         there = all(has_memory(each) for each in parameters)
-        values = [each.detach().cpu().clone() for each in parameters] if there else None
-        found["unsharded"].append((found["sent"], values))
+        values = [each.detach().cpu().clone() for each in parameters] if there else []
+        found.sent.append(sent)
+        found.unsharded.append(values)
         if not there:
             break
         if round_ == 0:
@@ -108,14 +129,14 @@ def probe_shards(sharded, case: Case, seed: int) -> dict:
             outputs = [(each * each).sum() for each in parameters]
             flat.reshard()
     # The tensors saved for backward are views of the storage that was used in forward.
-    found["same storage"] = there and same and flat.flat_param.untyped_storage()._cdata == storage._cdata
-    if found["same storage"] and case.trainable:
+    found.same_storage = there and same and flat.flat_param.untyped_storage()._cdata == storage._cdata
+    if found.same_storage and case.trainable:
         total_of(outputs).backward()
-        found["gradients"] = [None if each.grad is None else each.grad.cpu() for each in parameters]
+        found.gradients = [None if each.grad is None else each.grad.cpu() for each in parameters]
     return found
 
 
-def _try(attempt: Attempt, case: Case) -> tuple[dict[int, dict], list[torch.Tensor], int]:
+def _try(attempt: Attempt, case: Case) -> tuple[dict[int, Sharded], list[torch.Tensor], int]:
     """Return, by global rank, what was found; the first rank's values; elements per rank."""
     seeds = [attempt.draw_seed() for _ in range(attempt.world_size)]
     members = members_of(attempt, case.shapes.in_subgroup)
@@ -146,13 +167,11 @@ def _judge_start(attempt: Attempt, case: Case) -> None:
     flat = torch.cat([each.flatten() for each in values])
     flat = torch.cat([flat, flat.new_zeros(n * len(found) - len(flat))])
     for index, (rank, result) in enumerate(found.items()):
-        expected, shard = flat.view(len(found), n)[index], result["shard"]
+        expected, shard = flat.view(len(found), n)[index], result.shard
         evidence = f"{case}: shard is not an nn.Parameter"
-        _expect(rank, evidence, result["is a parameter"], "Hint: what kind of tensor does an optimizer accept?")
-        evidence = f"{case}: shard.requires_grad is {result['requires_grad']}; expected {case.trainable}"
-        _expect(
-            rank, evidence, result["requires_grad"] == case.trainable, "Hint: are the parameters trainable or frozen?"
-        )
+        _expect(rank, evidence, result.is_parameter, "Hint: what kind of tensor does an optimizer accept?")
+        evidence = f"{case}: shard.requires_grad is {result.requires_grad}; expected {case.trainable}"
+        _expect(rank, evidence, result.requires_grad == case.trainable, "Hint: are the parameters trainable or frozen?")
         evidence = f"{case}: shard has dtype {shard.dtype}; expected {expected.dtype}"
         _expect(
             rank, evidence, shard.dtype == expected.dtype, "Hint: in which dtype should the optimizer update the shard?"
@@ -162,10 +181,10 @@ def _judge_start(attempt: Attempt, case: Case) -> None:
             hint = "Hint: from which rank do the initial values come, and which of them belong to this rank's shard?"
             raise Wrong({rank: evidence}, hint)
         most = Flat(case.shapes.numbers, expected.itemsize).filled_bytes(len(found))
-        evidence = f"{case}, in the constructor: {describe_calls(result['building'])}; expected at most {most} bytes"
-        sent = sum(call.payload_bytes for call in result["building"])
+        evidence = f"{case}, in the constructor: {describe_calls(result.building)}; expected at most {most} bytes"
+        sent = sum(call.payload_bytes for call in result.building)
         _expect(rank, evidence, sent <= most, "Hint: how many times is each element sent?")
-        broadcasts = sum(call.op == "broadcast" for call in result["building"])
+        broadcasts = sum(call.op == "broadcast" for call in result.building)
         evidence = f"{case}, in the constructor: {broadcasts} broadcasts; expected one"
         _expect(rank, evidence, broadcasts <= 1, "Hint: which tensor holds the values of all parameters?")
 
@@ -182,19 +201,18 @@ def _judge_unsharded(attempt: Attempt, case: Case) -> None:
     dtype = case.compute_dtype or case.shapes.dtype
     for rank, result in found.items():
         evidence = f"{case}: unshard() does not return a handle with wait()"
-        _expect(rank, evidence, result.get("handle", True), "Hint: what does launch_all_gather() return?")
-        _expect(rank, f"{case}: the parameters' shapes have changed", result["keeps shapes"], "")
-        of_flat, of_parameters = result["dtypes"]
-        evidence = f"{case}: flat_param has dtype {of_flat}; expected {dtype}"
-        _expect(rank, evidence, of_flat == dtype, "Hint: in which dtype should the model compute?")
-        dtypes = ", ".join(sorted(map(str, of_parameters)))
+        _expect(rank, evidence, result.has_handle, "Hint: what does launch_all_gather() return?")
+        _expect(rank, f"{case}: the parameters' shapes have changed", result.keeps_shapes, "")
+        evidence = f"{case}: flat_param has dtype {result.dtype}; expected {dtype}"
+        _expect(rank, evidence, result.dtype == dtype, "Hint: in which dtype should the model compute?")
+        dtypes = ", ".join(sorted(map(str, result.dtypes)))
         evidence = f"{case}: flat_param has dtype {dtype}, but the parameters have dtype {dtypes}"
-        _expect(rank, evidence, of_parameters == {dtype}, "Hint: of which tensor are the parameters slices?")
-        for round_, (_, computed) in enumerate(result["unsharded"], 1):
+        _expect(rank, evidence, result.dtypes == {dtype}, "Hint: of which tensor are the parameters slices?")
+        for round_, computed in enumerate(result.unsharded, 1):
             evidence = f"{case}, after unshard() number {round_}"
             hint = "Hint: what does flat_param need before an all-gather can write into it?"
-            _expect(rank, f"{evidence}: the parameters have no memory", computed is not None, hint)
-            full = torch.cat([each["unsharded"][round_ - 1][0] for each in found.values()]).to(dtype)
+            _expect(rank, f"{evidence}: the parameters have no memory", bool(computed), hint)
+            full = torch.cat([each.sent[round_ - 1] for each in found.values()]).to(dtype)
             sizes = [each.numel() for each in values]
             for number, (expected, value) in enumerate(zip(full[: sum(sizes)].split(sizes), computed, strict=True)):
                 if not torch.equal(value.flatten(), expected):
@@ -203,13 +221,13 @@ def _judge_unsharded(attempt: Attempt, case: Case) -> None:
                     )
                     hint = "Hint: which tensor does each rank send, and of which tensor are the parameters slices?"
                     raise Wrong({rank: evidence}, hint)
-    calls = {rank: result["calls"] for rank, result in found.items()}
+    calls = {rank: result.calls for rank, result in found.items()}
     judge_rounds(calls, [Flat(case.shapes.numbers, dtype.itemsize)], 1, f"{case}, unshard()")
     for rank, result in found.items():
         evidence = f"{case}: after unshard(), flat_param requires a gradient, because autograd has recorded it"
-        _expect(rank, evidence, not result["records"], "Hint: which tensor that you send requires a gradient?")
+        _expect(rank, evidence, not result.records, "Hint: which tensor that you send requires a gradient?")
         evidence = f"{case}: unshard() waits for its all-gather; expected it to return at once"
-        _expect(rank, evidence, not result["waits"], "Hint: who waits for the handle that unshard() returns?")
+        _expect(rank, evidence, not result.waits, "Hint: who waits for the handle that unshard() returns?")
 
 
 def probe_dtypes(sharded, case: Case, seed: int) -> list[tuple[torch.dtype, torch.dtype]]:
@@ -250,9 +268,9 @@ def backward_finds_what_it_saved(attempt: Attempt) -> None:
             evidence = (
                 f"{case}: after reshard() and unshard(), the parameters are in a different storage than in forward"
             )
-            _expect(rank, evidence, result["same storage"], _HINT_ON_STORAGE)
-            for number, gradient in enumerate(result.get("gradients", ())):
-                expected = 2 * result["unsharded"][1][1][number]
+            _expect(rank, evidence, result.same_storage, _HINT_ON_STORAGE)
+            for number, gradient in enumerate(result.gradients):
+                expected = 2 * result.unsharded[1][number]
                 if gradient is None or not nearly_equal(gradient, expected, 1e-2):
                     was = "None" if gradient is None else first_difference(gradient, expected, 1e-2)
                     evidence = f"{case}: in backward, the gradient of p·p for parameter {number}: {was}"

@@ -3,6 +3,7 @@
 A PlainZeRO3 whose units are written differently is judged by its values, its memory and its backward alone.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -53,7 +54,15 @@ def blocks_are_sharded_and_the_root_stays(attempt: Attempt) -> None:
                     raise Wrong({rank: evidence}, hint)
 
 
-def probe_in_use(wrapper, plan: UnitPlan, trains: bool, seed: int, x, y) -> dict | None:
+@dataclass
+class InUse:
+    """The states of units."""
+
+    computing: list[tuple[str, int, str]]  # whenever one computes: the phase, the unit's index and its state
+    at_the_end: list[str]
+
+
+def probe_in_use(wrapper, plan: UnitPlan, trains: bool, seed: int, x, y) -> InUse | None:
     """Run forward, and backward if `trains`. Return the state of each unit whenever it computes, and at the end.
 
     A unit that cannot be read then is unsharded here, because reading it could crash this process.
@@ -77,7 +86,7 @@ def probe_in_use(wrapper, plan: UnitPlan, trains: bool, seed: int, x, y) -> dict
     loss = awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here()))
     if trains:
         loss.backward()
-    return {"in use": in_use, "at the end": [unit.state.name for unit in units]}
+    return InUse(in_use, [unit.state.name for unit in units])
 
 
 def judge_in_use(attempt: Attempt, trains: bool) -> None:
@@ -87,23 +96,26 @@ def judge_in_use(attempt: Attempt, trains: bool) -> None:
         Wrong: If one is not.
     """
     for rank, result in enumerate(attempt.run(probe_in_use, _PLAN, trains, per_rank=Draw(attempt).per_rank)):
-        for phase, index, state in result["in use"] if result else ():
+        for phase, index, state in result.computing if result else ():
             if state not in _READABLE:
                 evidence = f"{_PLAN}: when {phase} reaches {_NAMES[index]}, it is {state}; expected UNSHARDED"
                 raise Wrong({rank: evidence}, "Hint: which hook must wait for it, and is that hook called?")
-        for name, state in zip(_NAMES, result["at the end"], strict=True) if result and trains else ():
+        for name, state in zip(_NAMES, result.at_the_end, strict=True) if result and trains else ():
             if state != "SHARDED":
                 evidence = f"{_PLAN}, after backward() and before finish_gradient_sync(): {name} is {state}"
                 hint = "Hint: for which units does the table say that post_backward() reshards them?"
                 raise Wrong({rank: f"{evidence}; expected SHARDED"}, hint)
 
 
-def probe_hooks(wrapper, plan: UnitPlan, seed: int, x, y) -> dict | None:
-    """Run forward and backward with a pre_backward() that only notes its calls.
+@dataclass
+class Hooked:
+    called: list[bool]  # for each unit, whether pre_backward() was called for it
+    others: list[str]  # the types of other things that it was called with instead of a unit
+    with_gradients: bool  # whether it was always called with a gradient
 
-    Return whether it was called for each unit, and always with a gradient, and the types of other things that it was
-    called with instead of a unit.
-    """
+
+def probe_hooks(wrapper, plan: UnitPlan, seed: int, x, y) -> Hooked | None:
+    """Run forward and backward with a pre_backward() that only notes its calls."""
     called, gradients = [], []
     if not hasattr(wrapper, "pre_backward"):
         return None
@@ -124,21 +136,21 @@ def probe_hooks(wrapper, plan: UnitPlan, seed: int, x, y) -> dict | None:
         unit.wait_for_unshard()  # nothing else does that in this backward
     loss.backward()
     others = {type(each).__name__ for each in called if not any(each is unit for unit in units)}
-    return {
-        "called": [any(each is unit for each in called) for unit in units],
-        "others": sorted(others),
-        "with gradients": all(isinstance(each, torch.Tensor) for each in gradients),
-    }
+    return Hooked(
+        [any(each is unit for each in called) for unit in units],
+        sorted(others),
+        with_gradients=all(isinstance(each, torch.Tensor) for each in gradients),
+    )
 
 
 def backward_will_find_its_hooks(attempt: Attempt) -> None:
     """Check that post_forward() registers pre_backward() for every unit, and passes the gradient on."""
     for rank, result in enumerate(attempt.run(probe_hooks, _PLAN, per_rank=Draw(attempt).per_rank)):
-        if result and result["others"]:
-            evidence = f"{_PLAN}: backward calls pre_backward() with a {' and a '.join(result['others'])}"
+        if result and result.others:
+            evidence = f"{_PLAN}: backward calls pre_backward() with a {' and a '.join(result.others)}"
             hint = "Hint: which of its arguments is bound when you register it?"
             raise Wrong({rank: f"{evidence}; expected the Unit"}, hint)
-        called = result["called"] if result else ()
+        called = result.called if result else ()
         missing = [name for name, was_called in zip(_NAMES, called, strict=False) if not was_called]
         if missing:
             evidence = f"{_PLAN}: backward never calls pre_backward() for {', '.join(missing)}"
@@ -146,7 +158,7 @@ def backward_will_find_its_hooks(attempt: Attempt) -> None:
             if missing == _NAMES[-1:]:
                 hint = "Hint: for which units does post_forward() register it?"
             raise Wrong({rank: evidence}, hint)
-        if result and not result["with gradients"]:
+        if result and not result.with_gradients:
             evidence = f"{_PLAN}: backward calls pre_backward() without the gradient"
             evidence = f"{evidence}; expected the Unit and the gradient"
             raise Wrong({rank: evidence}, "Hint: what does autograd pass to the function that you register?")

@@ -7,8 +7,7 @@ from shared.checks.engine.sharded import clip, flat_layout
 from shared.checks.engine.sharded import state as saved
 from shared.checks.engine.sharded import steps as unusual
 from shared.checks.engine.sharded.plan import Plan
-from shared.checks.engine.sharded.training import sends, starts_equal, trains
-from shared.checks.engine.sharded.wire import judge_building
+from shared.checks.engine.sharded.training import judge_building, sends, starts_equal, trains
 from shared.checks.zero1 import flat_gradients, memory
 from shared.checks.zero1.on_shards import trains_on_shards
 

@@ -1,22 +1,27 @@
 """Judge FlatGradients: gradients are slices of one flat tensor, and each rank gets its shard of their mean."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.failures import expect
 from shared.checks.engine.footprint import living_bytes
-from shared.checks.engine.rejections import error_of, judge_errors
+from shared.checks.engine.rejections import Error, error_of, judge_errors
 from shared.checks.engine.sharded.means import (
+    Again,
     Case,
     Reducing,
+    Round,
     judge_means,
     judge_second_calls,
     on_members,
     round_of,
     run_case,
+    sent_in,
 )
-from shared.checks.engine.sharded.wire import judge_traffic
+from shared.checks.engine.sharded.wire import Phases, judge_traffic
 from shared.checks.engine.subgroups import SUBGROUPS
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
@@ -47,30 +52,40 @@ _HINTS_ON_WAYS = {
 _HINT_ON_NONE = "Hint: what does the flat tensor contain for a parameter that has no gradient this time?"
 
 
+@dataclass(kw_only=True)
+class SlicedRound(Round):
+    addresses: list[tuple[int, int]]  # where each .grad is stored before backward(): see _addresses()
+    kept: list[tuple[int, int]]  # where each is stored after reduce()
+    zeros: bool  # whether the gradients are zeros before backward()
+    dropped: bool  # whether shard.grad is None before backward()
+
+
 @on_members
-def probe_rounds(on: Reducing) -> list[dict]:
-    """Return for each round this rank's own gradients, where .grad is stored, the mean, and what was sent."""
+def probe_rounds(on: Reducing) -> list[SlicedRound]:
     rounds = []
     for number, way in enumerate(on.case.rounds):
         if number and way != SKIPPED:
             on.piece.reset()
         zeros = not any(bool(p.grad.any()) for p in on.parameters if p.grad is not None)
-        found = {"addresses": _addresses(on), "zeros": zeros, "dropped": on.mean() is None, "calls": {}}
+        addresses, dropped = _addresses(on), on.mean() is None
+        calls: Phases = {}
         if way in (*WAYS[1:3], SKIPPED):
             on.module.zero_grad(set_to_none=way != WAYS[2])
-        with instrumentation.listening() as found["calls"]["before reduce()"]:
-            found["own"] = on.backward_twice()
+        with instrumentation.listening() as calls["before reduce()"]:
+            own = on.backward_twice()
         if way == WAYS[3]:
             on.module.zero_grad()
-            found["own"].zero_()
-        with instrumentation.listening() as found["calls"]["reduce()"]:
+            own.zero_()
+        with instrumentation.listening() as calls["reduce()"]:
             on.piece.reduce()
-        found |= {"kept": _addresses(on), "mean": on.mean()}
-        found["again"] = [on.again("a second reduce()", on.piece.reduce)]
+        kept, mean = _addresses(on), on.mean()
+        again = [on.again("a second reduce()", on.piece.reduce)]
         if len(on.parameters) > 1:  # so that another .grad is still a view
             on.parameters[0].grad = None
-            found["again"].append(on.again("after one .grad was set to None, another reduce()", on.piece.reduce))
-        rounds.append(found)
+            again.append(on.again("after one .grad was set to None, another reduce()", on.piece.reduce))
+        rounds.append(
+            SlicedRound(own, mean, calls, again, addresses=addresses, kept=kept, zeros=zeros, dropped=dropped)
+        )
         on.x = awkward.other_branches(on.x)
     return rounds
 
@@ -85,9 +100,9 @@ def gradients_are_slices_of_zeros(attempt: Attempt) -> None:
     for case in (Case(model, WAYS) for model in ("Tied", "Frozen", "Scalar")):
         sizes = [p.numel() for p in awkward.build(case.model, 0).parameters() if p.requires_grad]
 
-        def are_slices(own: dict, sizes=sizes) -> bool:
-            storage, offset = own["addresses"][0]
-            return own["addresses"] == [(storage, offset + sum(sizes[:index])) for index in range(len(sizes))]
+        def are_slices(own: SlicedRound, sizes=sizes) -> bool:
+            storage, offset = own.addresses[0]
+            return own.addresses == [(storage, offset + sum(sizes[:index])) for index in range(len(sizes))]
 
         found = run_case(attempt, probe_rounds, case)
         for number in range(len(WAYS)):
@@ -95,9 +110,9 @@ def gradients_are_slices_of_zeros(attempt: Attempt) -> None:
             hint = "reduce() would have to copy them. Hint: how can a parameter's .grad be a view of the flat tensor?"
             expect(steps, are_slices, f"{when}: the .grad tensors are not adjacent slices of one tensor", hint)
             hint = "backward() adds to what .grad holds. Hint: which tensor does reset() fill with zeros?"
-            expect(steps, lambda own: own["zeros"], f"{when}: the gradients are not zero", hint)
+            expect(steps, lambda own: own.zeros, f"{when}: the gradients are not zero", hint)
             hint = "Hint: what would the next reduce() do with it?"
-            expect(steps, lambda own: own["dropped"], f"{when}: shard.grad still holds the last mean", hint)
+            expect(steps, lambda own: own.dropped, f"{when}: shard.grad still holds the last mean", hint)
 
 
 def a_plain_model_has_its_mean(attempt: Attempt) -> None:
@@ -117,37 +132,44 @@ def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
         _judge_means(case, found)
         _judge_views(case, found)
         for number in range(len(case.rounds)):
-            judge_second_calls(round_of(found, number), _HINT_ON_AGAIN)
+            again = {rank: own.again for rank, own in round_of(found, number).items()}
+            judge_second_calls(again, _HINT_ON_AGAIN)
 
 
-def _judge_means(case: Case, found: dict[int, dict]) -> None:
+def _judge_means(case: Case, found: dict[int, list[SlicedRound]]) -> None:
     for number, way in enumerate(case.rounds):
 
         def stale(rank: int, *_, number=number) -> list:
-            return [(found[rank]["steps"][number - 1]["mean"], _HINT_ON_STALE)]
+            return [(found[rank][number - 1].mean, _HINT_ON_STALE)]
 
         context, hint = f"{case}, gradients {way}, round {number + 1}", _HINTS_ON_WAYS.get(way, _HINT_ON_NONE)
         first = stale if way == SKIPPED else lambda *_: []
         judge_means(found, number, context, _HINT_ON_SHAPE, hint, first)
 
 
-def _judge_views(case: Case, found: dict[int, dict]) -> None:
+def _judge_views(case: Case, found: dict[int, list[SlicedRound]]) -> None:
     """Judge where each .grad is stored after reduce(). The constructor has made all of them views."""
     hint = "Hint: what does .grad refer to once its gradient has been copied into the view?"
     for number, way in enumerate(case.rounds):
         evidence = f"{case}, gradients {way}: after reduce(), a .grad is not its parameter's view"
-        stored = {rank: (each["steps"][0]["addresses"], each["steps"][number]["kept"]) for rank, each in found.items()}
+        stored = {rank: (rounds[0].addresses, rounds[number].kept) for rank, rounds in found.items()}
         expect(stored, lambda own: own[0] == own[1], evidence, hint)
 
 
 def each_gradient_is_sent_once(attempt: Attempt) -> None:
     for case in (Case("Tied", WAYS), Case("Frozen", WAYS)):
         found = run_case(attempt, probe_rounds, case)
-        judge_traffic(found, case.flats(), str(case), {"before reduce()": 0, "reduce()": 1})
+        judge_traffic(sent_in(found), case.flats(), str(case), {"before reduce()": 0, "reduce()": 1})
 
 
-def probe_late(flat_gradients, gone: bool, seed: int, x, y) -> dict:
-    """Run backward() after reduce(), and reduce() again. Returns the error that this raises.
+@dataclass
+class Late:
+    again: Again  # a reduce() before the second backward()
+    error: Error  # of the reduce() after it
+
+
+def probe_late(flat_gradients, gone: bool, seed: int, x, y) -> Late:
+    """Run backward() after reduce(), and reduce() again.
 
     Args:
         flat_gradients: The student's class.
@@ -167,16 +189,16 @@ def probe_late(flat_gradients, gone: bool, seed: int, x, y) -> dict:
         on.parameters[0].sum().backward()
     else:
         on.backward()
-    return {"again": [again], "error": error_of(on.piece.reduce)}
+    return Late(again, error_of(on.piece.reduce))
 
 
 def later_gradients_are_rejected(attempt: Attempt) -> None:
     """A gradient that is added to what reduce() has left must not be lost without an error."""
     for gone in (False, True):
         found = attempt.run(probe_late, gone, per_rank=Draw(attempt).per_rank)
-        judge_second_calls(dict(enumerate(found)), _HINT_ON_AGAIN)
+        judge_second_calls({rank: [each.again] for rank, each in enumerate(found)}, _HINT_ON_AGAIN)
         context = f"backward(), reduce(){', one .grad was set to None' * gone}, backward(), reduce()"
-        judge_errors([each["error"] for each in found], context, hint=_HINT_ON_LATE)
+        judge_errors([each.error for each in found], context, hint=_HINT_ON_LATE)
 
 
 def probe_footprint(flat_gradients, way: str, seed: int, x, y) -> int:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here, earlier_piece
 from shared.checks.engine.failures import expect
 from shared.checks.engine.footprint import living_bytes, settled_bytes
-from shared.checks.engine.sharded.held import SLACK, Expected, Observer, judge_held
+from shared.checks.engine.sharded.held import SLACK, Expected, Held, Observer, judge_held
 from shared.checks.engine.sharded.state_dicts import judge_state_dict
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
@@ -28,8 +29,15 @@ def adamw_on_masters():
     return functools.partial(earlier_piece("memory_wall", "MasterWeights"), optimizer_cls=torch.optim.AdamW)
 
 
-def probe_memory(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: float, seed: int, x, y) -> dict:
-    """Train three steps. Return the bytes held after two, in all and by component, and the peak of the third."""
+@dataclass
+class Footprint:
+    held: Held  # after two steps
+    peak: int  # the most bytes in the third step
+    backends_copy: bool  # whether gloo has allocated a full copy in it
+
+
+def probe_memory(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: float, seed: int, x, y) -> Footprint:
+    """Train three steps. Return what was held."""
     observer = Observer({TRAINED: most_bytes})
     module = awkward.build(MODEL, seed, dtype).to(device_here())
     optimizer = sharded(module.parameters(), adamw_on_masters() if with_masters else torch.optim.AdamW, lr=0.01)
@@ -43,12 +51,12 @@ def probe_memory(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: fl
         backward()
         optimizer.step()
     observer.note(TRAINED)
-    found = observer.report(module, optimizer)
+    held = observer.report(module, optimizer)
     backward()
     with memory.peak(module, optimizer) as peak, instrumentation.listening() as calls:
         optimizer.step()
     on_gloo = dist.get_backend() == "gloo" and any(call.op.startswith("reduce_scatter") for call in calls)
-    return found | {"peak": peak.at_peak.held.total_bytes, "backends_copy": on_gloo}
+    return Footprint(held, peak.at_peak.held.total_bytes, on_gloo)
 
 
 def _judge_memory(attempt: Attempt, dtype: torch.dtype, with_masters: bool, with_peak: bool) -> None:
@@ -59,13 +67,13 @@ def _judge_memory(attempt: Attempt, dtype: torch.dtype, with_masters: bool, with
     found = attempt.run(probe_memory, dtype, with_masters, expected.moments[TRAINED], per_rank=Draw(attempt).per_rank)
     inner = "AdamW on float32 masters" if with_masters else "AdamW"
     context = f"{numel:,} {str(dtype).removeprefix('torch.')} parameters, {inner}"
-    judge_held(dict(enumerate(found)), expected, context)
+    judge_held({rank: each.held for rank, each in enumerate(found)}, expected, context)
     for rank, result in enumerate(found if with_peak else ()):
-        temporary = TEMPORARY_SHARDS + size * result["backends_copy"]
+        temporary = TEMPORARY_SHARDS + size * result.backends_copy
         most = SLACK * expected.moments[TRAINED] + temporary * parameters / size
-        evidence = f"{context}, at the peak of a step {result['peak']:,} bytes are held; expected at most {most:,.0f}"
+        evidence = f"{context}, at the peak of a step {result.peak:,} bytes are held; expected at most {most:,.0f}"
         hint = "Hint: what does a step allocate that is as large as all parameters, and would a shard be enough?"
-        expect({rank: result["peak"]}, lambda nbytes, most=most: nbytes <= most, evidence, hint)
+        expect({rank: result.peak}, lambda nbytes, most=most: nbytes <= most, evidence, hint)
 
 
 def the_state_is_sharded(attempt: Attempt) -> None:
@@ -117,13 +125,16 @@ def no_more_than_its_shard_is_held(attempt: Attempt) -> None:
     expect(found, lambda held_bytes: held_bytes <= most, lambda held_bytes: f"{context}: {held_bytes:,}", hint)
 
 
-def probe_masters(sharded, model: str, seed: int, x, y) -> dict:
-    """Load a state of float32 masters beside bf16 parameters, save it again, and take a step.
+@dataclass
+class Loaded:
+    saved: dict  # the state that was loaded
+    again: dict  # the same state, saved again; without entries of parameters that had no state
+    fine: int  # how many elements of the masters are not representable in bf16 after another step
+    moved: float  # by how much that step changed the parameters without a loaded state
 
-    Returns:
-        Both states, how many elements of the masters are not representable in bf16 after the step, and by how much the
-        step changed the parameters without a loaded state. For these, the saved state may or may not have entries.
-    """
+
+def probe_masters(sharded, model: str, seed: int, x, y) -> Loaded:
+    """Load a state of float32 masters beside bf16 parameters, save it again, and take a step."""
     dtype = torch.bfloat16
     module, parameters, saved = _trained(adamw_on_masters(), model, dtype, seed, x, y)
     optimizer = sharded(parameters, adamw_on_masters(), lr=0.01)
@@ -138,7 +149,7 @@ def probe_masters(sharded, model: str, seed: int, x, y) -> dict:
     masters = [state["master"] for state in optimizer.state_dict()["state"].values()]
     fine = sum(int((each != each.bfloat16()).sum()) for each in masters)
     moved = max((float((p - was).detach().abs().max()) for p, was in zip(without, before, strict=True)), default=0.0)
-    return {"saved": saved, "again": again, "fine": fine, "moved": moved}
+    return Loaded(saved, again, fine, moved)
 
 
 def masters_come_back(attempt: Attempt) -> None:
@@ -148,16 +159,15 @@ def masters_come_back(attempt: Attempt) -> None:
         found = dict(enumerate(attempt.run(probe_masters, model, draw.seeds[0], *draw.shares[0])))
         context = f"{awkward.describe(model)}, bf16 parameters and float32 masters, loaded and saved again"
         for rank, result in found.items():
-            judge_state_dict(rank, result["again"], result["saved"], 0.0, context)
+            judge_state_dict(rank, result.again, result.saved, 0.0, context)
         evidence = f"{context}; after one more step, every element of the masters is representable in bf16"
         hint = "Hint: which dtype did a master pass through when it was copied?"
-        expect(found, lambda own: own["fine"], f"{evidence}, so digits were lost", hint)
+        expect(found, lambda own: own.fine, f"{evidence}, so digits were lost", hint)
         expect(
             found,
-            lambda own: own["moved"] <= _MOST_MOVED,
+            lambda own: own.moved <= _MOST_MOVED,
             lambda own, context=context: (
-                f"{context}: the next step changes a parameter without a gradient by "
-                f"{own['moved']:.3g}; expected almost 0"
+                f"{context}: the next step changes a parameter without a gradient by {own.moved:.3g}; expected almost 0"
             ),
             "Hint: which values does the master of a parameter have that was never updated?",
         )

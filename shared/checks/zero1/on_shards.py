@@ -12,7 +12,7 @@ import torch.distributed as dist
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.hints import replacing_hints
 from shared.checks.engine.sharded.flat_layout import defined_beside
-from shared.checks.engine.sharded.plan import Plan
+from shared.checks.engine.sharded.plan import Plan, RunReport
 from shared.checks.engine.sharded.training import HINT_ON_OWNERS, HINT_ON_SHARDS, probe_sharded, trains
 
 
@@ -137,7 +137,9 @@ def _judge_shards(optimizer) -> None:
     )
 
 
-def probe_on_shards(sharded_optimizer: type, plan: Plan, seed: int, x: torch.Tensor, y: torch.Tensor) -> dict:
+def probe_on_shards(
+    sharded_optimizer: type, plan: Plan, seed: int, x: torch.Tensor, y: torch.Tensor
+) -> RunReport | None:
     """Train as probe_sharded() does. Returns what it returns."""
     return probe_sharded(with_mean_gradients(sharded_optimizer), plan, seed, x, y)
 

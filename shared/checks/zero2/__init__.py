@@ -12,9 +12,9 @@ from shared.checks.engine.failures import expect
 from shared.checks.engine.framework import WORLD_SIZES, Exercise
 from shared.checks.engine.hints import replacing_hints, where_it_raises
 from shared.checks.engine.sharded.clip import CLIPS, LEAVES, clip_and_judge, one_more_element_is_sent
+from shared.checks.engine.sharded.plan import RunReport
 from shared.checks.engine.sharded.steps import judge_bf16
-from shared.checks.engine.sharded.training import HINT_ON_SHARDS, sends, starts_equal, trains
-from shared.checks.engine.sharded.wire import judge_building
+from shared.checks.engine.sharded.training import HINT_ON_SHARDS, judge_building, sends, starts_equal, trains
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
 from shared.checks.zero2 import loops, memory, order, sharded_bucket
@@ -41,10 +41,10 @@ ShardedBucket.table(
 # -- 8.2
 
 
-def parameters_are_views(found: dict[int, dict], plan: WrapperPlan) -> None:
+def parameters_are_views(found: dict[int, RunReport], plan: WrapperPlan) -> None:
     evidence = f"{awkward.describe(plan.model)}: not all parameters are views of the flat parameters of their buckets"
     hint = "The optimizer updates memory that no bucket refers to. Hint: how many times are parameters flattened?"
-    expect(found, lambda own: not own["elsewhere"], lambda own: f"{evidence}: {own['elsewhere'][0]}", hint)
+    expect(found, lambda own: not own.elsewhere, lambda own: f"{evidence}: {own.elsewhere[0]}", hint)
 
 
 def awkward_models(attempt: Attempt) -> list[WrapperPlan]:

@@ -1,5 +1,6 @@
 """Judge how much memory a rank holds with ZeRO2: at rest, between backward and step, and during backward."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -11,7 +12,7 @@ from shared.checks.engine.buckets import MB
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.failures import expect
 from shared.checks.engine.overlap_models import Chain
-from shared.checks.engine.sharded.held import SLACK, Expected, Observer, judge_held
+from shared.checks.engine.sharded.held import SLACK, Expected, Held, Observer, judge_held
 from shared.checks.models import awkward
 
 LAYERS, WIDTH, SAMPLES = 48, 64, 2
@@ -45,7 +46,7 @@ class _Training:
         self.wrapped.zero_grad()
 
 
-def probe_memory(zero2, most_bytes: dict[str, float], seed: int) -> dict:
+def probe_memory(zero2, most_bytes: dict[str, float], seed: int) -> Held:
     """Train, and return the bytes held at each moment, and by component."""
     observer = Observer(most_bytes)
     training = _Training(zero2, seed)
@@ -67,8 +68,14 @@ def each_rank_holds_its_shards(attempt: Attempt) -> None:
     judge_held(dict(enumerate(found)), expected, f"{NUMEL:,} float32 parameters, Adam, {size} ranks")
 
 
-def probe_peaks(zero2, seed: int) -> dict:
-    """Return by how many bytes each backward has grown at its peak, and how the buckets are linked."""
+@dataclass
+class Peaks:
+    grown_bytes: list[int]  # by how many bytes each backward has grown at its peak
+    links: str  # what is wrong with how the buckets are linked, or ""
+
+
+def probe_peaks(zero2, seed: int) -> Peaks:
+    """Train two steps, and watch how much memory each backward needs."""
     training, peaks = _Training(zero2, seed), []
     for _ in range(2):
         with memory.peak(training.wrapped, training.wrapped) as peak:
@@ -77,7 +84,7 @@ def probe_peaks(zero2, seed: int) -> dict:
         peaks.append(max(grown) - grown[0])
         links = _links_of(training.wrapped)
         training.step()
-    return {"peaks": peaks, "links": links}
+    return Peaks(peaks, links)
 
 
 def _links_of(wrapped) -> str:
@@ -102,11 +109,11 @@ def backward_holds_three_buckets(attempt: Attempt) -> None:
     most = SLACK * (4 * NUMEL / size + 3 * CAP_BYTES + LAYER_BYTES)
     for _ in range(TRIES):
         found = attempt.run(probe_peaks, per_rank=_seeds(attempt))
-        peaks = [min(least, *each["peaks"]) for least, each in zip(peaks, found, strict=True)]
+        peaks = [min(least, *each.grown_bytes) for least, each in zip(peaks, found, strict=True)]
         if max(peaks) <= most:
             return
     for rank, peak_bytes in enumerate(peaks):
-        links = found[rank]["links"]
+        links = found[rank].links
         evidence = (
             f"{-(-4 * NUMEL // CAP_BYTES)} buckets of {CAP_BYTES:,} bytes on {size} ranks: at its peak, backward holds "
             f"{peak_bytes:,} bytes more than before it; expected at most {most / SLACK:,.0f}: {4 * NUMEL // size:,} "

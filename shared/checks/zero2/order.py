@@ -3,6 +3,7 @@
 The checks never use elapsed time. They judge which buckets have been launched when backward reaches a layer.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import by_rank, first_difference, nearly_equal
+from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.late_ranks import PATIENCE_S, Rendezvous, launches_unasked, rehearsed
 from shared.checks.engine.overlap_models import Sizes, draw_sizes
@@ -84,8 +85,8 @@ def full_buckets_are_launched_during_backward(attempt: Attempt) -> None:
     found = attempt.run(probe_progress, sizes, seed, per_rank=draw_shares(attempt))
     layers = len(sizes.widths) - 1
     for rank, number, step in [(rank, number, each[number]) for rank, each in enumerate(found) for number in (0, 1)]:
-        for layer, count in sorted((step["launched"] | {0: len(step["working"])}).items(), reverse=True):
-            launched = launched_buckets(step["calls"][:count], sizes, attempt.world_size)
+        for layer, count in sorted((step.launched | {0: len(step.working)}).items(), reverse=True):
+            launched = launched_buckets(step.calls[:count], sizes, attempt.world_size)
             if len(launched) < (full := sizes.full_by(layer)):
                 when = f"had finished layers {layer + 1} to {layers}" if layer else "had ended"
                 evidence = (
@@ -93,18 +94,21 @@ def full_buckets_are_launched_during_backward(attempt: Attempt) -> None:
                     f"expected {full}, the number of full buckets"
                 )
                 late = "Hint: after its last gradient, what is a full bucket still waiting for?"
-                raise Wrong({rank: evidence}, late if step["working"] else _HINT_ON_HOOKS)
+                raise Wrong({rank: evidence}, late if step.working else _HINT_ON_HOOKS)
+
+
+@dataclass
+class Stepped:
+    missing: list[int]  # on the late rank, the ranks that had not arrived before it went on
+    parameters: dict[str, torch.Tensor]  # after a step
 
 
 @rehearsed
-def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int, seed: int, x, y) -> dict:
+def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int, seed: int, x, y) -> Stepped:
     """Let one rank send nothing in backward until all others have launched their first bucket, and go on computing.
 
     Args:
         first: The layer that the others reach by then.
-
-    Returns:
-        On the late rank, the ranks that had not arrived by then; and the parameters after a step.
     """
     wrapped, module = wrap(zero2, sizes, seed)
     meeting, missing, layers = Rendezvous(f"bucket{token}"), [], len(sizes.widths) - 1
@@ -121,7 +125,7 @@ def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int
         awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here())).backward()
         wrapped.finish_gradient_sync()
         wrapped.step()
-    return {"missing": missing, "parameters": awkward.state_of(module)}
+    return Stepped(missing, awkward.state_of(module))
 
 
 def backward_goes_on_while_a_bucket_is_in_flight(attempt: Attempt) -> None:
@@ -130,7 +134,7 @@ def backward_goes_on_while_a_bucket_is_in_flight(attempt: Attempt) -> None:
     late, token, shares = attempt.random.randrange(attempt.world_size), attempt.draw_seed(), draw_shares(attempt)
     per_rank = [(rank, seed, x, y) for rank, (x, y) in enumerate(shares)]
     found = attempt.run(probe_late, sizes, token, late, _first_alone(sizes), per_rank=per_rank)
-    if missing := found[late]["missing"]:
+    if missing := found[late].missing:
         evidence = (
             f"{sizes}: while rank {late} had launched nothing, backward() stopped on this rank at the first bucket for "
             f"{PATIENCE_S:g} s"
@@ -139,12 +143,12 @@ def backward_goes_on_while_a_bucket_is_in_flight(attempt: Attempt) -> None:
         raise Wrong(dict.fromkeys(missing, evidence), hint)
     mean, _ = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
     start = dict(sizes.build(seed).named_parameters())
-    for rank, parameters in by_rank(found, "parameters").items():
+    for rank, stepped in enumerate(found):
         for name, gradient in mean.items():
             expected = start[name].detach() - LEARNING_RATE * gradient
-            if not nearly_equal(parameters[name], expected):
+            if not nearly_equal(stepped.parameters[name], expected):
                 context = f"{sizes}, rank {late} launches a little later than the others: {name} after a step"
-                evidence = f"{context} is wrong: {first_difference(parameters[name], expected)}"
+                evidence = f"{context} is wrong: {first_difference(stepped.parameters[name], expected)}"
                 raise Wrong({rank: evidence}, "Hint: what does step() wait for before it uses gradients?")
 
 

@@ -1,6 +1,7 @@
 """Judge ShardedBucket: gradients are held in full only until they are reduce-scattered."""
 
 import random
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -16,14 +17,16 @@ from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
 from shared.checks.engine.sharded.means import (
     Case,
     Reducing,
+    Round,
     describe,
     judge_means,
     judge_second_calls,
     on_members,
     round_of,
     run_case,
+    sent_in,
 )
-from shared.checks.engine.sharded.wire import judge_traffic
+from shared.checks.engine.sharded.wire import Phases, judge_traffic
 from shared.checks.engine.subgroups import SUBGROUPS
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
@@ -47,32 +50,41 @@ def _pack(on: Reducing) -> None:
         on.piece.pack(index)
 
 
+@dataclass(kw_only=True)
+class BucketRound(Round):
+    known: bool  # whether the bucket knows its parameters
+    left: list[int]  # the parameters that still have a .grad after pack()
+    packed: list[int]  # how many messages were sent at each wait() for the previous bucket, until pack() has ended
+    launched: list[int]  # the same, until launch() has ended
+
+
 @on_members
-def probe_rounds(on: Reducing) -> list[dict]:
-    """Return for each round this rank's own gradients, the shard's, what was sent when, and which .grad is left."""
+def probe_rounds(on: Reducing) -> list[BucketRound]:
     rounds, rank = [], dist.get_rank()
     known = [id(p) for p in getattr(on.piece, "parameters", [])] == [id(p) for p in on.parameters]
     order = random.Random(on.seed).sample(range(len(on.parameters)), len(on.parameters))
     for adds_up in on.case.rounds:
         if not adds_up:
             on.flat_parameter.shard.grad = None
-        found = {"own": on.backward_twice(), "calls": {}, "left": [], "known": known}
+        own, left = on.backward_twice(), []
+        calls: Phases = {}
         if on.case.computing is not None and rank not in on.case.computing:
             on.module.zero_grad()
-            found["own"].zero_()
+            own.zero_()
         with instrumentation.listening() as sent:
             on.piece.previous = previous = PreviousBucket(sent)
-            with instrumentation.listening() as found["calls"]["pack()"]:
+            with instrumentation.listening() as calls["pack()"]:
                 for index in order:
                     on.piece.pack(index)
-                    found["left"] += [index] if on.parameters[index].grad is not None else []
-            waited = {"packed": previous.waited_at[:]}
-            for name, call in {"launch()": on.piece.launch, "wait()": on.piece.wait}.items():
-                with instrumentation.listening() as found["calls"][name]:
-                    call()
-                waited.setdefault("launched", previous.waited_at[:])
-        found |= {"mean": on.mean(), "again": [on.again("a second wait()", on.piece.wait)], "waited": waited}
-        rounds.append(found)
+                    left += [index] if on.parameters[index].grad is not None else []
+            packed = previous.waited_at[:]
+            with instrumentation.listening() as calls["launch()"]:
+                on.piece.launch()
+            launched = previous.waited_at[:]
+            with instrumentation.listening() as calls["wait()"]:
+                on.piece.wait()
+        mean, again = on.mean(), [on.again("a second wait()", on.piece.wait)]
+        rounds.append(BucketRound(own, mean, calls, again, known=known, left=left, packed=packed, launched=launched))
         on.x = awkward.other_branches(on.x)
     return rounds
 
@@ -118,9 +130,9 @@ def _judge_rounds(attempt: Attempt, case: Case) -> None:
     for number, adds_up in enumerate(case.rounds):
         steps, before = round_of(found, number), last if adds_up else 0.0
         hint = "Hint: which attribute of a bucket does lab 04's LaunchQueue read?"
-        expect(steps, lambda own: own["known"], ".parameters is not the list of the layout's parameters", hint)
+        expect(steps, lambda own: own.known, ".parameters is not the list of the layout's parameters", hint)
         hint = "The gradient is in the flat tensor now. Hint: what else still refers to it?"
-        expect(steps, lambda own: not own["left"], f"{case}: after pack(), .grad still holds a tensor", hint)
+        expect(steps, lambda own: not own.left, f"{case}: after pack(), .grad still holds a tensor", hint)
 
         def of_adding(_, index: int, mean: torch.Tensor, before=before) -> list:
             alone, divided = mean - before, mean - before + before / len(mean)
@@ -132,28 +144,29 @@ def _judge_rounds(attempt: Attempt, case: Case) -> None:
         context = f"{describe(attempt, case)}, backward {number + 1}{', added to the one before' if adds_up else ''}"
         further = {"first": of_adding, "before": before} if adds_up else {}
         last = judge_means(found, number, context, _HINT_ON_SHARDS, _HINT_ON_VALUES, **further)
-        judge_second_calls(steps, "Hint: how does wait() know whether a collective is in flight?")
+        again = {rank: own.again for rank, own in steps.items()}
+        judge_second_calls(again, "Hint: how does wait() know whether a collective is in flight?")
 
 
 def one_reduce_scatter_per_launch(attempt: Attempt) -> None:
     hint = "Then no communication can overlap with backward. Hint: what can start before wait() is called?"
     for case in (Case("Tied", ROUNDS), Case("Frozen", ROUNDS)):
         found = run_case(attempt, probe_rounds, case)
-        calls = {rank: [step["calls"]["launch()"] for step in each["steps"]] for rank, each in found.items()}
+        calls = {rank: [each.calls["launch()"] for each in rounds] for rank, rounds in found.items()}
         expect(calls, all, "launch() sends nothing", hint)
-        judge_traffic(found, case.flats(), str(case), {"pack()": 0, "launch() and wait()": 1})
+        judge_traffic(sent_in(found), case.flats(), str(case), {"pack()": 0, "launch() and wait()": 1})
 
 
 def the_previous_bucket_is_waited_for(attempt: Attempt) -> None:
     found = run_case(attempt, probe_rounds, Case(rounds=ROUNDS[:1]))
-    waited = {rank: step["waited"] for rank, step in round_of(found, 0).items()}
+    steps = round_of(found, 0)
     hint = "Backward stops while pack() waits. Hint: when must the previous bucket be complete?"
-    expect(waited, lambda at: not at["packed"], "pack() waits for the previous bucket", hint)
+    expect(steps, lambda own: not own.packed, "pack() waits for the previous bucket", hint)
     hint = "Hint: how many flat tensors are alive at the same time if you wait for every bucket only at the end?"
-    expect(waited, lambda at: at["launched"], "launch() does not call previous.wait()", hint)
+    expect(steps, lambda own: own.launched, "launch() does not call previous.wait()", hint)
     evidence = "messages were sent before launch() called previous.wait()"
     hint = "Then two buckets are in flight at the same time. Hint: which of the two calls must come first?"
-    expect(waited, lambda at: at["launched"][0] == 0, evidence, hint)
+    expect(steps, lambda own: own.launched[0] == 0, evidence, hint)
 
 
 @rehearsed

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shared.checks.engine.buckets import MB, plan
-from shared.checks.engine.sharded.plan import Plan, Run
+from shared.checks.engine.sharded.plan import Plan, Run, RunReport
 from shared.checks.engine.sharded.wire import Flat
 from shared.checks.models import awkward
 
@@ -61,13 +61,13 @@ class WrapperRun(Run):
                 if not is_silent and (self.plan.sends_each or self.plan.finishes):
                     self.optimizer.finish_gradient_sync()
 
-    def report(self, own: set[int], x) -> dict:
+    def report(self, own: set[int], x) -> RunReport:
         left = {id(p) for p in self.optimizer.parameters()} == own == {id(p) for p in self.module.parameters()}
         self.optimizer.eval()
         with torch.no_grad():
             evaluated = self.optimizer(x).cpu()
-        found = {"steps": self.steps, "building": self.building, "replaced": "" if left else "the module"}
-        return found | {"evaluated": evaluated, "elsewhere": self._elsewhere()}
+        replaced, elsewhere = "" if left else "the module", self._elsewhere()
+        return RunReport(self.steps, self.building, evaluated=evaluated, replaced=replaced, elsewhere=elsewhere)
 
     def _elsewhere(self) -> list[str]:
         """Name the parameters that are not views of their bucket's flat parameter, if the wrapper shows its buckets."""

@@ -218,8 +218,8 @@ def it_computes_in_another_dtype(attempt: Attempt) -> None:
 def it_stays_inside_its_group(attempt: Attempt) -> None:
     plan = UnitPlan("Frozen", steps=3, in_subgroup=True, max_norm=0.05)
     for rank, result in train_and_judge(attempt, plan).items():
-        for name, value in result["steps"][-1]["state"].items():
-            if name not in result["whole"] or not torch.equal(result["whole"][name], value):
+        for name, value in result.steps[-1].state.items():
+            if name not in result.whole or not torch.equal(result.whole[name], value):
                 evidence = (
                     f"{called_alone(attempt)}, {plan}: in full_state_dict(), {name} is not what the model computes with"
                 )

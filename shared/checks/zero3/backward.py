@@ -1,6 +1,7 @@
 """Judge backward: what is rejected, what must be reset, and several forwards."""
 
 import contextlib
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -72,12 +73,17 @@ def units_are_unsharded_when_they_compute(attempt: Attempt) -> None:
                 raise Wrong({rank: evidence}, "Hint: what must be complete before pre_forward() returns?")
 
 
-def probe_hooks(wrapper, seed: int, x, y) -> dict[str, list] | None:
-    """Run forward and backward with hooks of backward that only record their calls.
+@dataclass
+class Hooked:
+    """Which hooks were called, with the index of their unit."""
 
-    Returns:
-        The calls in forward and backward, and those in a forward of block 0 while it is in BACKWARD.
-    """
+    forward: list[tuple[str, int]]
+    backward: list[tuple[str, int]]
+    in_backward_state: list[tuple[str, int]]  # in a forward of block 0 while it is in BACKWARD
+
+
+def probe_hooks(wrapper, seed: int, x, y) -> Hooked | None:
+    """Run forward and backward with hooks of backward that only record their calls."""
     calls: list[tuple[str, int]] = []
     if not all(hasattr(wrapper, name) for name in ("_watch_inputs", "_watch_outputs")):
         return None
@@ -103,18 +109,18 @@ def probe_hooks(wrapper, seed: int, x, y) -> dict[str, list] | None:
     if not units:
         return None
     x = x.to(device_here()).requires_grad_()  # so that backward reaches the root's inputs, too
-    output, found = wrapped(x), {}
-    found["forward"] = calls[:]
+    output = wrapped(x)
+    in_forward = calls[:]
     calls.clear()
     output.sum().backward()
-    found["backward"] = calls[:]
+    in_backward = calls[:]
     calls.clear()
     first, prefetcher = units[0], wrapped.prefetcher
     first.wait_for_unshard()
     first.state = type(first.state).BACKWARD
     prefetcher.in_forward = lambda unit: calls.append(("prefetcher.in_forward()", units.index(unit)))
     module.blocks[0](x.new_zeros(2, WIDTH))
-    return found | {"in BACKWARD": calls[:]}
+    return Hooked(in_forward, in_backward, calls[:])
 
 
 def backward_will_call_its_hooks(attempt: Attempt) -> None:
@@ -122,17 +128,17 @@ def backward_will_call_its_hooks(attempt: Attempt) -> None:
         if found is None:
             continue
         for watch, by in (("_watch_inputs()", "pre_forward()"), ("_watch_outputs()", "post_forward()")):
-            if missing := _units_without(watch, found["forward"]):
+            if missing := _units_without(watch, found.forward):
                 evidence = f"{_PLAN}: {by} does not call {watch} for {missing}"
                 raise Wrong({rank: evidence}, "Hint: for which units does the exercise ask for this call, and when?")
-        if missing := _units_without("post_backward()", found["backward"]):
+        if missing := _units_without("post_backward()", found.backward):
             evidence = f"{_PLAN}: autograd never calls post_backward() for {missing}"
             hint = "Hint: does a unit compute with the watched inputs, or with those that it was called with?"
             raise Wrong({rank: evidence}, hint)
-        if missing := _units_without("pre_backward()", found["backward"]):
+        if missing := _units_without("pre_backward()", found.backward):
             evidence = f"{_PLAN}: autograd never calls pre_backward() for {missing}"
             raise Wrong({rank: evidence}, "Hint: which output does post_forward() watch?")
-        for call, _ in found["in BACKWARD"]:
+        for call, _ in found.in_backward_state:
             evidence = f"{_PLAN}: when block 0 is in BACKWARD and its forward runs again, {call} is called"
             hint = "Hint: what repeats a forward in the middle of backward, and what may the hooks of forward do then?"
             raise Wrong({rank: evidence}, hint)
@@ -168,8 +174,15 @@ def the_next_unit_is_in_flight(attempt: Attempt) -> None:
             unit_order.judge_step(rank, events, len(numels), 1, context, phases=("forward",))
 
 
-def probe_second_backward(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
-    """Run two forwards, two backwards without finish between them, then a normal step. Return the state and error."""
+@dataclass
+class Rejected:
+    error: str | None = None  # the type of the error, or None if there was none
+    message: str = ""
+    state: dict[str, torch.Tensor] = field(default_factory=dict)  # after a normal step
+
+
+def probe_second_backward(wrapper, plan: UnitPlan, seed: int, x, y) -> Rejected:
+    """Run two forwards, two backwards without finish between them, then a normal step."""
     module = unit_models.build(plan.model, seed).to(device_here())
     read_state, x, y = StateReader(module), x.to(device_here()), y.to(device_here())
     wrapped = shard(wrapper, module, plan)
@@ -179,42 +192,40 @@ def probe_second_backward(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     try:
         losses[1].backward()
     except Exception as error:
-        found = {"kind": type(error).__name__, "message": str(error)}
+        found = Rejected(type(error).__name__, str(error))
     else:
-        return {"kind": None}
+        return Rejected()
     del losses
     wrapped.finish_gradient_sync()
     module.zero_grad()
     take_step(wrapped, optimizer, plan, x, y)
     with torch.no_grad():
-        _, state = read_state(lambda: wrapped(x))
-    return found | {"state": state}
+        _, found.state = read_state(lambda: wrapped(x))
+    return found
 
 
 def a_second_backward_is_rejected(attempt: Attempt) -> None:
     plan, draw = UnitPlan("Blocks"), Draw(attempt)
     found = attempt.run(probe_second_backward, plan, per_rank=draw.per_rank)
     for rank, result in enumerate(found):
-        if result["kind"] is None:
+        if result.error is None:
             evidence = (
                 "a second backward() without finish_gradient_sync() in between is accepted; expected a RuntimeError"
             )
             raise Wrong(
                 {rank: evidence}, "Hint: what happens to a second gradient when the first one is already packed?"
             )
-        if result["kind"] != "RuntimeError" or "finish_gradient_sync" not in result["message"]:
-            evidence = f"a second backward() raises {result['kind']}({result['message'][:80]!r})"
+        if result.error != "RuntimeError" or "finish_gradient_sync" not in result.message:
+            evidence = f"a second backward() raises {result.error}({result.message[:80]!r})"
             raise Wrong({rank: f"{evidence}; expected a RuntimeError that names finish_gradient_sync()"})
     alone = plain(plan, plan.build(draw.seeds[0]))
     before = awkward.state_of(alone.module)
     alone.step(0, draw.x, draw.y)
-    states = {rank: result["state"] for rank, result in enumerate(found)}
-    reject_missing(states, alone.steps[0]["state"], "after a rejected backward()")
+    states = {rank: result.state for rank, result in enumerate(found)}
+    reject_missing(states, alone.steps[0].state, "after a rejected backward()")
     evidence = "after a rejected backward(), finish_gradient_sync() and a normal step"
     starts = dict.fromkeys(states, before)
-    judge_states(
-        states, alone.steps[0]["state"], starts, evidence, hint="Hint: what must finish_gradient_sync() reset?"
-    )
+    judge_states(states, alone.steps[0].state, starts, evidence, hint="Hint: what must finish_gradient_sync() reset?")
 
 
 def probe_unsharded(wrapper, seed: int, x, y) -> dict[str, int]:
@@ -238,7 +249,7 @@ def nothing_stays_unsharded(attempt: Attempt) -> None:
                 raise Wrong({rank: f"{evidence}; expected 0"}, hint)
 
 
-def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> dict:
+def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> dict[str, torch.Tensor]:
     """Run a forward whose output is not used, then a step. Return the state after it.
 
     Args:
@@ -257,8 +268,7 @@ def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> d
         del output
     take_step(wrapped, optimizer, plan, x, y)
     with torch.no_grad():
-        _, state = read_state(lambda: wrapped(x))
-    return {"state": state}
+        return read_state(lambda: wrapped(x))[1]
 
 
 def a_batch_may_be_skipped(attempt: Attempt) -> None:
@@ -270,10 +280,10 @@ def a_batch_may_be_skipped(attempt: Attempt) -> None:
         alone = plain(plan, plan.build(draw.seeds[0]))
         before = awkward.state_of(alone.module)
         alone.step(0, draw.x, draw.y)
-        states = {rank: result["state"] for rank, result in enumerate(found)}
-        reject_missing(states, alone.steps[0]["state"], context)
+        states = dict(enumerate(found))
+        reject_missing(states, alone.steps[0].state, context)
         hint = "Hint: which forward calls are still recorded as open, although backward will never reach them?"
-        judge_states(states, alone.steps[0]["state"], dict.fromkeys(states, before), context, hint=hint)
+        judge_states(states, alone.steps[0].state, dict.fromkeys(states, before), context, hint=hint)
 
 
 def _two_forwards(wrapped, x, y) -> torch.Tensor:
@@ -283,7 +293,7 @@ def _two_forwards(wrapped, x, y) -> torch.Tensor:
     return (one + two) / 2
 
 
-def probe_two_forwards(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
+def probe_two_forwards(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, torch.Tensor]:
     """Run a forward that fails, two that share a backward, and one before the step. Return the state after it."""
     module = unit_models.build(plan.model, seed).to(device_here())
     read_state, x, y = StateReader(module), x.to(device_here()), y.to(device_here())
@@ -296,8 +306,7 @@ def probe_two_forwards(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     wrapped(x)  # for example, to log its output
     optimizer.step()
     with torch.no_grad():
-        _, state = read_state(lambda: wrapped(x))
-    return {"state": state}
+        return read_state(lambda: wrapped(x))[1]
 
 
 def two_forwards_may_share_a_backward(attempt: Attempt) -> None:
@@ -313,7 +322,7 @@ def two_forwards_may_share_a_backward(attempt: Attempt) -> None:
         targets = [torch.cat(each) for each in zip(*(y.chunk(2) for _, y in draw.shares), strict=True)]
         _two_forwards(alone, torch.cat(halves), torch.cat(targets)).backward()
         optimizer.step()
-        expected, states = awkward.state_of(alone), {rank: result["state"] for rank, result in enumerate(found)}
+        expected, states = awkward.state_of(alone), dict(enumerate(found))
         reject_missing(states, expected, context)
         hint = "Hint: when has backward finished with a unit that was called in both forwards?"
         judge_states(states, expected, dict.fromkeys(states, before), context, hint=hint)

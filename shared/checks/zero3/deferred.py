@@ -6,6 +6,7 @@ draw the same.
 
 import random
 import zlib
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -87,8 +88,18 @@ def _expected(what: str | Shapes, seed: int) -> dict[str, torch.Tensor]:
 # -- shard_of
 
 
-def probe_shards(materializer_class, what: str | Shapes, seed: int, in_subgroup: bool) -> list[dict]:
-    """Materialize this rank's shard of each flat tensor. Return each shard, and the names that were drawn for it."""
+@dataclass
+class Materialized:
+    """What was found for one flat tensor."""
+
+    calls: list[instrumentation.Call]
+    drawn: list[str]  # the names that were drawn for the shard
+    shard: torch.Tensor | None  # None if it is not a tensor on the right device
+    on_meta: bool  # whether the parameters are still on the meta device
+
+
+def probe_shards(materializer_class, what: str | Shapes, seed: int, in_subgroup: bool) -> list[Materialized]:
+    """Materialize this rank's shard of each flat tensor."""
     group, member = join_subgroup(in_subgroup)
     if not member:
         return []
@@ -105,9 +116,8 @@ def probe_shards(materializer_class, what: str | Shapes, seed: int, in_subgroup:
         with instrumentation.listening() as calls:
             shard = materializer.shard_of(layout)
         on_device = isinstance(shard, torch.Tensor) and shard.device.type == device_here().type
-        found.append({"calls": calls, "drawn": drawn[:], "on device": on_device})
-        found[-1] |= {"shard": shard.detach().cpu().clone() if on_device else None}
-        found[-1] |= {"on meta": all(each.is_meta for each in parameters.values())}
+        on_meta = all(each.is_meta for each in parameters.values())
+        found.append(Materialized(calls, drawn[:], shard.detach().cpu().clone() if on_device else None, on_meta))
     return found
 
 
@@ -125,7 +135,7 @@ def _judge_shards(attempt: Attempt, what: str | Shapes, in_subgroup: bool = Fals
 def _judge_shard(
     rank: int,
     context: str,
-    found: dict,
+    found: Materialized,
     values: dict[str, torch.Tensor],
     index: int,
     world_size: int,
@@ -142,16 +152,16 @@ def _judge_shard(
         world_size: The group's.
         in_subgroup: Whether the group is smaller than the world.
     """
-    if found["calls"]:
-        evidence = f"{context}: shard_of() sends {describe_calls(found['calls'])}; expected none"
+    if found.calls:
+        evidence = f"{context}: shard_of() sends {describe_calls(found.calls)}; expected none"
         raise Wrong({rank: evidence}, "Hint: which values can a rank draw without the other ranks?")
-    if not found["on device"]:
+    if found.shard is None:
         raise Wrong({rank: f"{context}: shard_of() does not return a tensor on self.device"})
     flat = torch.cat([value.flatten() for value in values.values()])
     owners = [name for name, value in values.items() for _ in range(value.numel())]
     n = -(-len(flat) // world_size)
     padded = torch.cat([flat, flat.new_zeros(n * world_size - len(flat))])
-    shard, expected = found["shard"], padded[index * n : (index + 1) * n]
+    shard, expected = found.shard, padded[index * n : (index + 1) * n]
     own_names = owners[index * n : (index + 1) * n]
     for what, value, should in (("shape", shard.shape, expected.shape), ("dtype", shard.dtype, expected.dtype)):
         if value != should:
@@ -169,10 +179,10 @@ def _judge_shard(
         hint = _HINT_ON_DTYPES if torch.equal(shard, expected.float().to(shard.dtype)) else hint
         evidence += f", which is element {index_in_shard - begin_of_parameter} of parameter {name}"
         raise Wrong({rank: evidence}, _HINT_ON_GROUPS if in_subgroup and hint == _HINT_ON_SLICES else hint)
-    if extra := [name for name in found["drawn"] if name not in own_names and values[name].numel()]:
+    if extra := [name for name in found.drawn if name not in own_names and values[name].numel()]:
         evidence = f"{context}: {extra[0]} is drawn, although none of its elements are in the shard"
         raise Wrong({rank: evidence}, _HINT_ON_CALLS)
-    if not found["on meta"]:
+    if not found.on_meta:
         evidence = f"{context}: after shard_of(), a parameter of the module is not on the meta device any more"
         raise Wrong({rank: evidence}, "Hint: into which tensor does initialize() write?")
 
@@ -200,8 +210,16 @@ def awkward_models_are_materialized(attempt: Attempt) -> None:
 # -- value_of
 
 
-def probe_values(materializer_class, what: str | Shapes, seeds: tuple[int, int], own_seed: int) -> dict:
-    """Materialize every parameter and buffer, in an order of this rank's own, with two seeds. Return what was found."""
+@dataclass
+class Values:
+    plain: list[str]  # the names for which value_of() returns a plain tensor
+    values: list[dict[str, torch.Tensor]]  # these tensors, for each seed
+    share_memory: bool
+    same_generator: bool  # whether torch's generator is in the same state as before
+
+
+def probe_values(materializer_class, what: str | Shapes, seeds: tuple[int, int], own_seed: int) -> Values:
+    """Materialize every parameter and buffer, in an order of this rank's own, with two seeds."""
     module = _build(what, "meta")
     names = list(_tensors(module))
     torch.manual_seed(own_seed)
@@ -216,12 +234,12 @@ def probe_values(materializer_class, what: str | Shapes, seeds: tuple[int, int],
         for name, value in values[0].items()
         if type(value) is torch.Tensor and value.device.type == device_here().type and not value.requires_grad
     ]
-    return {
-        "plain": plain,
-        "values": [{name: of_seed[name].detach().cpu() for name in plain} for of_seed in values],
-        "shares memory": len({values[0][name].untyped_storage()._cdata for name in plain}) < len(plain),
-        "generator": torch.equal(torch.get_rng_state(), before),
-    }
+    return Values(
+        plain,
+        [{name: of_seed[name].detach().cpu() for name in plain} for of_seed in values],
+        share_memory=len({values[0][name].untyped_storage()._cdata for name in plain}) < len(plain),
+        same_generator=torch.equal(torch.get_rng_state(), before),
+    )
 
 
 def _judge_values(attempt: Attempt, what: str | Shapes) -> None:
@@ -231,15 +249,15 @@ def _judge_values(attempt: Attempt, what: str | Shapes) -> None:
     for number, seed in enumerate(seeds):
         expected = _expected(what, seed)
         for rank, result in enumerate(found):
-            if missing := [name for name in expected if name not in result["plain"]]:
+            if missing := [name for name in expected if name not in result.plain]:
                 raise Wrong({rank: f"{context}: for {missing[0]}, {_NOT_PLAIN}"}, _HINT_ON_PLAIN)
             for name, value in expected.items():
-                _judge_value(rank, f"{context}, seed={seed}: {name}", result["values"][number][name], value)
+                _judge_value(rank, f"{context}, seed={seed}: {name}", result.values[number][name], value)
     for rank, result in enumerate(found):
-        if not result["generator"]:
+        if not result.same_generator:
             evidence = f"{context}: after value_of(), the state of torch's random generator has changed"
             raise Wrong({rank: evidence}, "Hint: what is drawn outside of seeded()?")
-        if result["shares memory"]:
+        if result.share_memory:
             raise Wrong({rank: f"{context}: two values share memory"}, _HINT_ON_PLAIN)
 
 
@@ -257,12 +275,16 @@ values_depend_on_names_alone = on_each(_judge_values, "Blocks")
 # -- memory
 
 
-def probe_memory(materializer_class, seed: int, most_bytes: float) -> dict:
-    """Materialize this rank's shard of a whole model, twice.
+@dataclass
+class HeldBytes:
+    besides: dict[str, int]  # besides each parameter while it is drawn, by its name
+    peak: int
+    afterwards: int
+    shard: int  # of the shard alone, which must exist until the others are counted
 
-    Returns:
-        The bytes that are held besides each parameter while it is drawn, their peak, and those held afterwards.
-    """
+
+def probe_memory(materializer_class, seed: int, most_bytes: float) -> HeldBytes:
+    """Materialize this rank's shard of a whole model, twice."""
     module = _build(_LARGE, "meta")
     layout = earlier_piece("flat", "FlatLayout")(list(module.parameters()), None)
     before_bytes, besides = living_bytes(), {}
@@ -276,8 +298,7 @@ def probe_memory(materializer_class, seed: int, most_bytes: float) -> dict:
     # The empty tensor tells memory.peak which device to watch.
     with memory.peak(extra={"parameters": [torch.empty(0, device=device_here())]}) as peak:
         shard = materializer.shard_of(layout)
-    held_bytes = {"peak": peak.peak_bytes, "afterwards": settled_bytes(most_bytes, before_bytes)}
-    return held_bytes | {"besides": besides, "shard": shard.nbytes}
+    return HeldBytes(besides, peak.peak_bytes, settled_bytes(most_bytes, before_bytes), shard.nbytes)
 
 
 def one_parameter_exists_at_a_time(attempt: Attempt) -> None:
@@ -289,13 +310,16 @@ def one_parameter_exists_at_a_time(attempt: Attempt) -> None:
     most = {moment: SLACK * sum(parts.values()) + 10_000 for moment, parts in needed.items()}
     found = attempt.run(probe_memory, attempt.draw_seed(), most["afterwards"])
     for rank, result in enumerate(found):
-        name, nbytes = max(result["besides"].items(), key=lambda item: item[1])
+        name, nbytes = max(result.besides.items(), key=lambda item: item[1])
         if nbytes > most["afterwards"]:
             evidence = f"{_describe(_LARGE)}: while {name} is drawn, {nbytes:,} bytes are held besides it"
             raise Wrong({rank: f"{evidence}; {_allowed(most['afterwards'], for_shard)}"}, _HINT_ON_LAST)
-        for moment, said in (("peak", "are held at once"), ("afterwards", "are still held after shard_of()")):
-            if result[moment] > most[moment]:
-                evidence = f"{_describe(_LARGE)}: {result[moment]:,} bytes {said}"
+        for moment, held_bytes, said in (
+            ("peak", result.peak, "are held at once"),
+            ("afterwards", result.afterwards, "are still held after shard_of()"),
+        ):
+            if held_bytes > most[moment]:
+                evidence = f"{_describe(_LARGE)}: {held_bytes:,} bytes {said}"
                 raise Wrong({rank: f"{evidence}; {_allowed(most[moment], needed[moment])}"}, _HINT_ON_MEMORY)
 
 

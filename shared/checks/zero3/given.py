@@ -5,7 +5,7 @@ differently is judged by its backward alone. Full state dicts equal what a plain
 can load them.
 """
 
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,8 +26,17 @@ STEPS = 2
 _IN_BF16 = UnitPlan("Blocks", steps=0, dtype=torch.float32, options={"compute_dtype": torch.bfloat16})
 
 
-def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict], seed: int, x, y) -> dict:
-    """Load a state, if there is one, train, and save. Return the state after every step, and any errors.
+@dataclass
+class Saved:
+    rejected: list[tuple[str, str]] = field(default_factory=list)  # the error of each foreign state: type and message
+    stored_bytes: tuple[int, int] = (0, 0)  # before and after loading a state
+    moved: bool = False  # whether the shards have other memory after loading
+    states: list[dict[str, torch.Tensor]] = field(default_factory=list)  # before the first step, and after every one
+    again: dict[str, torch.Tensor] = field(default_factory=dict)  # the first one, saved twice
+
+
+def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict], seed: int, x, y) -> Saved:
+    """Load a state, if there is one, train, and save.
 
     Args:
         plan: What is trained, and how.
@@ -39,14 +48,14 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
     x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
-    found: dict[str, Any] = {"states": [], "rejected": []}
+    found = Saved()
     for each in foreign:
         try:
             wrapped.load_full_state_dict(each)
         except Exception as error:
-            found["rejected"].append((type(error).__name__, str(error)))
+            found.rejected.append((type(error).__name__, str(error)))
         else:
-            found["rejected"].append(("nothing", ""))
+            found.rejected.append(("nothing", ""))
     if loaded is not None:
         before_bytes, addresses = _stored_bytes(wrapped), [each.data_ptr() for each in wrapped.parameters()]
         awkward.loss_of(wrapped, x, y).backward()
@@ -55,18 +64,18 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
         wrapped(x)
         given = {name: value.clone() for name, value in loaded.items()}
         wrapped.load_full_state_dict(given)
-        found["stored"] = before_bytes, _stored_bytes(wrapped)
-        found["moved"] = addresses != [each.data_ptr() for each in wrapped.parameters()]
+        found.stored_bytes = before_bytes, _stored_bytes(wrapped)
+        found.moved = addresses != [each.data_ptr() for each in wrapped.parameters()]
         for value in given.values():
             value.zero_()  # The wrapper must have copied it.
     saved = wrapped.full_state_dict()
-    found["states"].append(_copied(saved))
+    found.states.append(_copied(saved))
     for value in saved.values():
         value.zero_()  # The wrapper must not share this memory either.
-    found["again"] = _copied(wrapped.full_state_dict())
+    found.again = _copied(wrapped.full_state_dict())
     for _ in range(plan.steps):
         take_step(wrapped, optimizer, plan, x, y)
-        found["states"].append(_copied(wrapped.full_state_dict()))
+        found.states.append(_copied(wrapped.full_state_dict()))
     return found
 
 
@@ -80,7 +89,7 @@ def _copied(state: dict) -> dict:
     return {name: value.detach().cpu().clone() for name, value in state.items()}
 
 
-def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, what: str = "", foreign=None) -> list[dict]:
+def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, what: str = "", foreign=None) -> list[Saved]:
     """Train on fresh data. Return what probe_full found, per rank.
 
     Raises:
@@ -102,7 +111,7 @@ def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, what: str
         if number:
             alone.step(number - 1, draw.x.to(plan.dtype), draw.y.to(plan.dtype))
         expected = module.state_dict()
-        states = {rank: result["states"][number] for rank, result in enumerate(found)}
+        states = {rank: result.states[number] for rank, result in enumerate(found)}
         moment = f"{context}, full_state_dict() after {number} steps"
         _judge_names(states, expected, moment)
         causes = _LoadCauses(plan, draw, 0) if loaded is not None and number == 0 else None
@@ -122,29 +131,29 @@ class _LoadCauses(Causes):
         return "Hint: where in the flat tensor does each given value belong, and which shard is this rank's?"
 
 
-def _judge_stored(found: list[dict], context: str) -> None:
+def _judge_stored(found: list[Saved], context: str) -> None:
     for rank, result in enumerate(found):
-        before_bytes, after_bytes = result["stored"]
+        before_bytes, after_bytes = result.stored_bytes
         if after_bytes > before_bytes:
             evidence = f"{context}: this rank's shards keep {after_bytes:,} bytes of memory alive"
             hint = "Hint: which tensor owns the memory of a slice, and for how long does it exist?"
             raise Wrong({rank: f"{evidence}; before loading, {before_bytes:,}"}, hint)
-        if result["moved"]:
+        if result.moved:
             hint = "Tensors of an earlier sharded_state_dict() would be stale. Hint: how do you copy into a tensor?"
             raise Wrong({rank: f"{context}: the shards have other memory than before; expected the same"}, hint)
 
 
-def _judge_copies(found: list[dict], context: str) -> None:
+def _judge_copies(found: list[Saved], context: str) -> None:
     for rank, result in enumerate(found):
-        for name, value in result["again"].items():
-            if not torch.equal(value, result["states"][0][name]):
+        for name, value in result.again.items():
+            if not torch.equal(value, result.states[0][name]):
                 hint = "Hint: does a saved state share memory with the model?"
                 raise Wrong({rank: f"{context}: writing into {name} of a saved state changes the model"}, hint)
 
 
-def _judge_rejections(found: list[dict], foreign: dict[str, dict]) -> None:
+def _judge_rejections(found: list[Saved], foreign: dict[str, dict]) -> None:
     for rank, result in enumerate(found):
-        for what, (kind, message) in zip(foreign, result["rejected"], strict=True):
+        for what, (kind, message) in zip(foreign, result.rejected, strict=True):
             if kind != "ValueError" or not message.strip():
                 does = "is accepted" if kind == "nothing" else f"raises {kind}({message[:80]!r})"
                 evidence = f"a state {what} {does}; expected a ValueError with a message"
@@ -181,7 +190,7 @@ def any_number_of_ranks_can_load_it(attempt: Attempt) -> None:
     for model in ("Mixed", "Buffered", "Tied"):
         plan = UnitPlan(model, steps=STEPS, options={"reshard_after_forward": False} if model == "Tied" else {})
         plain = unit_models.build(model, attempt.draw_seed()).state_dict()
-        saved = _run(attempt, plan, _copied(plain), ", after loading the state of a plain module")[0]["states"][-1]
+        saved = _run(attempt, plan, _copied(plain), ", after loading the state of a plain module")[0].states[-1]
         for size in range(1, attempt.world_size):
             with in_world_of(attempt, size) as smaller:
                 _run(smaller, plan, saved, f", saved on {attempt.world_size} ranks and loaded on {size}")
@@ -222,7 +231,7 @@ def parameters_are_shards(attempt: Attempt) -> None:
         found = attempt.run(unit_forward.probe_forward, plan, (False,), per_rank=draw.per_rank, context=str(plan))
         elements = sum(p.numel() for p in unit_models.build(model, 0).parameters())
         padding = 8 * (attempt.world_size - 1)  # at most eight flat tensors
-        owned = [result["owned"] for result in found]
+        owned = [result.owned for result in found]
         if not elements <= sum(owned) <= elements + padding or max(owned) > (elements + padding) / attempt.world_size:
             evidence = (
                 f"{plan}: parameters() has {owned} elements on the ranks; expected about equal shares of the "

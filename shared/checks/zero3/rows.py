@@ -1,6 +1,7 @@
 """Judge RowShards: copy-in, copy-out and the all-gather between them, with rows that do not divide by the ranks."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -81,35 +82,45 @@ def _build(row_shards, case: Case, shards: list[torch.Tensor]):
     return rows
 
 
+@dataclass
+class Copied:
+    slot: Any  # what copy_in() returns
+    moved: bool  # whether a parameter has other memory than before
+    full: list[torch.Tensor]  # the parameters
+    calls: list[instrumentation.Call]
+
+
 @torch.no_grad()
-def probe_copies(row_shards, case: Case, shards: list[torch.Tensor], gathered: torch.Tensor) -> dict:
+def probe_copies(row_shards, case: Case, shards: list[torch.Tensor], gathered: torch.Tensor) -> Copied | None:
     """Call copy_in(), and copy_out() with a buffer that nobody has sent."""
     rows = _build(row_shards, case, shards)
     if rows is None:
-        return {}
+        return None
     before = [each.data_ptr() for each in rows.parameters]
     with instrumentation.listening() as calls:
         slot = rows.copy_in()
         slot = slot.detach().cpu().clone() if torch.is_tensor(slot) else slot
         if gathered is not None:
             rows.copy_out(gathered.to(device_here()))
-    return {
-        "slot": slot,
-        "moved": before != [each.data_ptr() for each in rows.parameters],
-        "full": [each.detach().cpu().clone() for each in rows.parameters],
-        "calls": calls,
-    }
+    moved = before != [each.data_ptr() for each in rows.parameters]
+    return Copied(slot, moved, [each.detach().cpu().clone() for each in rows.parameters], calls)
+
+
+@dataclass
+class Unsharded:
+    full: list[torch.Tensor]  # the parameters
+    calls: list[instrumentation.Call]
 
 
 @torch.no_grad()
-def probe_unshard(row_shards, case: Case, shards: list[torch.Tensor]) -> dict:
+def probe_unshard(row_shards, case: Case, shards: list[torch.Tensor]) -> Unsharded | None:
     rows = _build(row_shards, case, shards)
     if rows is None:
-        return {}
+        return None
     rows.reshard()
     with instrumentation.listening() as calls:
         rows.unshard()
-    return {"full": [each.detach().cpu().clone() for each in rows.parameters], "calls": calls}
+    return Unsharded([each.detach().cpu().clone() for each in rows.parameters], calls)
 
 
 def _shards(attempt: Attempt, case: Case, values: list[torch.Tensor]) -> tuple[list[int], list[list[torch.Tensor]]]:
@@ -128,7 +139,7 @@ def _judge_copy_in(attempt: Attempt, case: Case) -> None:
     per_rank = [(each, None) for each in shards]
     found = attempt.run(probe_copies, case, per_rank=per_rank, context=case.moment(attempt, "copy_in"))
     for index, rank in enumerate(members):
-        slot, expected = found[rank]["slot"], slot_of(values, index, len(members))
+        slot, expected = found[rank].slot, slot_of(values, index, len(members))
         evidence = case.moment(attempt, "copy_in")
         if not torch.is_tensor(slot) or slot.dim() != 1:
             got = f"a tensor of shape {list(slot.shape)}" if torch.is_tensor(slot) else type(slot).__name__
@@ -144,7 +155,7 @@ def _judge_copy_in(attempt: Attempt, case: Case) -> None:
             only_padding = torch.equal(slot[~is_padding], expected[~is_padding])
             hint = _HINT_ON_PADDING if only_padding else _HINT_ON_SLOTS
             raise Wrong({rank: f"{evidence}: {first_difference(slot, expected, 0.0)}"}, hint)
-        _expect_no_calls(rank, evidence, found[rank]["calls"])
+        _expect_no_calls(rank, evidence, found[rank].calls)
 
 
 def _judge_copy_out(attempt: Attempt, case: Case) -> None:
@@ -156,10 +167,10 @@ def _judge_copy_out(attempt: Attempt, case: Case) -> None:
     per_rank = [(each, gathered) for each in shards]
     found = attempt.run(probe_copies, case, per_rank=per_rank, context=evidence)
     for rank in members:
-        _judge_full(rank, found[rank]["full"], sent, evidence)
-        if found[rank]["moved"]:
+        _judge_full(rank, found[rank].full, sent, evidence)
+        if found[rank].moved:
             raise Wrong({rank: f"{evidence}: a parameter has other memory than before"}, _HINT_ON_MEMORY)
-        _expect_no_calls(rank, evidence, found[rank]["calls"])
+        _expect_no_calls(rank, evidence, found[rank].calls)
 
 
 def _judge_full(rank: int, full: list[torch.Tensor], expected: list[torch.Tensor], evidence: str) -> None:
@@ -182,12 +193,12 @@ def _judge_unshard(attempt: Attempt, case: Case) -> None:
     found = attempt.run(probe_unshard, case, per_rank=[(each,) for each in shards], context=evidence)
     most_bytes = len(members) * slot_of(values, 0, len(members)).nbytes
     for rank in members:
-        calls = found[rank]["calls"]
+        calls = found[rank].calls
         is_all_gather = len(calls) == 1 and calls[0].op.startswith("all_gather")
         if not is_all_gather or calls[0].payload_bytes != most_bytes:
             what = f"{evidence}: {describe_calls(calls)}; expected one all-gather of {most_bytes} bytes"
             raise Wrong({rank: what}, _HINT_ON_CALLS)
-        _judge_full(rank, found[rank]["full"], values, evidence)
+        _judge_full(rank, found[rank].full, values, evidence)
 
 
 def rows_that_divide_come_and_go(attempt: Attempt) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import dataclass, field
 
 import torch
 
@@ -64,8 +65,16 @@ def it_is_like_its_module(attempt: Attempt) -> None:
         raise Wrong(broken)
 
 
-def probe_own_state(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
-    """Train, and load state_dict() into another wrapper. Train both on. Return their states by name."""
+@dataclass
+class OwnState:
+    owned: int  # the elements of this rank's shards
+    saved: int  # the elements of state_dict()
+    first: list[dict[str, torch.Tensor]]  # the states of the first wrapper: when it is saved, and after another step
+    second: list[dict[str, torch.Tensor]]  # the states of the second one: after loading, and after another step
+
+
+def probe_own_state(wrapper, plan: UnitPlan, seed: int, x, y) -> OwnState:
+    """Train, and load state_dict() into another wrapper. Train both on."""
     x, y = x.to(device_here()), y.to(device_here())
     wrapped, readers, optimizers = [], [], []
     for _ in range(2):
@@ -88,13 +97,7 @@ def probe_own_state(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     loaded = seen(1)
     for index in (0, 1):
         take_step(wrapped[index], optimizers[index], plan, x, y)
-    return {
-        "saved": before,
-        "after loading": loaded,
-        "trained": seen(0),
-        "after loading and training": seen(1),
-        "elements": (own, saved),
-    }
+    return OwnState(own, saved, [before, seen(0)], [loaded, seen(1)])
 
 
 def its_own_state_can_be_loaded(attempt: Attempt) -> None:
@@ -102,17 +105,17 @@ def its_own_state_can_be_loaded(attempt: Attempt) -> None:
     found = attempt.run(probe_own_state, plan, per_rank=Draw(attempt).per_rank, context=f"{plan}, state_dict()")
     buffers = sum(b.numel() for b in unit_models.build(MODEL, 0).buffers())
     for rank, result in enumerate(found):
-        own, saved = result["elements"]
-        if saved > own + buffers:
+        if result.saved > result.owned + buffers:
             evidence = (
-                f"state_dict() has {saved} elements; expected at most {own + buffers}, those of this rank's "
-                "shards and the buffers"
+                f"state_dict() has {result.saved} elements; expected at most {result.owned + buffers}, those of this "
+                "rank's shards and the buffers"
             )
             raise Wrong({rank: evidence}, "Hint: which parameters does this rank store?")
-        for one, another in (("after loading", "saved"), ("after loading and training", "trained")):
-            for name, expected in result[another].items():
-                if name not in result[one] or not torch.equal(result[one][name], expected):
-                    evidence = f"{plan}: {name} of another wrapper is not that of the first, {one} its state_dict()"
+        moments = ("after loading", "after loading and training")
+        for moment, first, second in zip(moments, result.first, result.second, strict=True):
+            for name, expected in first.items():
+                if name not in second or not torch.equal(second[name], expected):
+                    evidence = f"{plan}: {name} of another wrapper is not that of the first, {moment} its state_dict()"
                     hint = "Hint: which tensors are in state_dict(), and which wrapper do they belong to?"
                     raise Wrong({rank: evidence}, hint)
 
@@ -120,8 +123,18 @@ def its_own_state_can_be_loaded(attempt: Attempt) -> None:
 SAVED_AFTER = 2
 
 
-def probe_saved(wrapper, plan: UnitPlan, folder: str, resumes: bool, seed: int, x, y) -> dict:
-    """Train some steps and save, or load a checkpoint. Then train the remaining steps. Return the final state."""
+@dataclass
+class Trained:
+    state: dict[str, torch.Tensor]  # the final one
+    # Of a sharded state that was saved:
+    misnamed: list[str] = field(default_factory=list)  # the buffers that it does not name
+    copies: list[str] = field(default_factory=list)  # its tensors that share no memory with the model or its optimizer
+    kept_bytes: int = 0  # the memory that it keeps alive
+    saved_bytes: int = 0  # the size of its tensors
+
+
+def probe_saved(wrapper, plan: UnitPlan, folder: str, resumes: bool, seed: int, x, y) -> Trained:
+    """Train some steps and save, or load a checkpoint. Then train the remaining steps."""
     import torch.distributed.checkpoint as dcp
 
     module = unit_models.build(plan.model, seed).to(device_here())
@@ -138,23 +151,24 @@ def probe_saved(wrapper, plan: UnitPlan, folder: str, resumes: bool, seed: int, 
         take_step(wrapped, optimizer, plan, x, y)
     with torch.no_grad():
         _, state = read_state(lambda: wrapped(x))
-    return {"state": state} | ({} if resumes else _describe(saved, wrapped, optimizer))
+    return Trained(state) if resumes else _describe(state, saved, wrapped, optimizer)
 
 
-def _describe(saved: dict, wrapped, optimizer) -> dict:
-    """Return what is wrong with the names and the memory of a sharded state, and how many bytes it has."""
+def _describe(state: dict[str, torch.Tensor], saved: dict, wrapped, optimizer) -> Trained:
+    """Find out what is wrong with the names and the memory of a sharded state, and how many bytes it has."""
     buffers = dict(wrapped.module.named_buffers())
     tensors = {name: getattr(value, "_local_tensor", value) for name, value in saved.items()}
     tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
-    own = [*buffers.values(), *wrapped.parameters(), *(v for state in optimizer.state.values() for v in state.values())]
+    own = [*buffers.values(), *wrapped.parameters(), *(v for each in optimizer.state.values() for v in each.values())]
     storages = {each.untyped_storage()._cdata for each in own if isinstance(each, torch.Tensor)}
     copies = [name for name, value in tensors.items() if value.untyped_storage()._cdata not in storages]
-    return {
-        "misnamed": [name for name in buffers if f"module.{name}" not in saved],
-        "copies": [name for name in copies if tensors[name].numel()],
-        "kept_bytes": sum(value.untyped_storage().nbytes() for value in tensors.values()),
-        "saved_bytes": sum(value.nbytes for value in tensors.values()),
-    }
+    return Trained(
+        state,
+        misnamed=[name for name in buffers if f"module.{name}" not in saved],
+        copies=[name for name in copies if tensors[name].numel()],
+        kept_bytes=sum(value.untyped_storage().nbytes() for value in tensors.values()),
+        saved_bytes=sum(value.nbytes for value in tensors.values()),
+    )
 
 
 def _initialize_state(optimizer) -> None:
@@ -174,7 +188,7 @@ def _initialize_state(optimizer) -> None:
 def any_number_of_ranks_resumes(attempt: Attempt) -> None:
     for model, optimizer in (("Buffered", "AdamW"), ("Few", "SGD"), ("Few", "AdamW")):
         plan, draw = UnitPlan(model, optimizer, steps=4), Draw(attempt)
-        expected = on_one_batch(plan, draw).steps[-1]["state"]
+        expected = on_one_batch(plan, draw).steps[-1].state
         with shared_folder() as folder:
             found = attempt.run(probe_saved, plan, folder, False, per_rank=draw.per_rank, context=str(plan))
             context = f"{plan}, saved after {SAVED_AFTER} steps, when training continues"
@@ -230,39 +244,39 @@ def each_state_belongs_to_its_shard(attempt: Attempt) -> None:
                 raise Wrong({rank: evidence}, "Hint: by what do you look up the optimizer's state of a shard?")
 
 
-def _judge(found: list[dict], expected: dict, context: str, hint: str) -> None:
-    states = {rank: result["state"] for rank, result in enumerate(found)}
+def _judge(found: list[Trained], expected: dict, context: str, hint: str) -> None:
+    states = {rank: result.state for rank, result in enumerate(found)}
     reject_missing(states, expected, context)
     judge_states(states, expected, {}, context, hint=hint)
 
 
-def _judge_names(plan: UnitPlan, found: list[dict]) -> None:
+def _judge_names(plan: UnitPlan, found: list[Trained]) -> None:
     for rank, result in enumerate(found):
-        for name in result["misnamed"][:1]:
+        for name in result.misnamed[:1]:
             evidence = f"{plan}: sharded_state_dict() does not name the buffer module.{name}"
             raise Wrong(
                 {rank: evidence}, "Hint: under which names does sharded_state_dict() save the module's buffers?"
             )
 
 
-def _judge_copies(plan: UnitPlan, found: list[dict]) -> None:
+def _judge_copies(plan: UnitPlan, found: list[Trained]) -> None:
     for rank, result in enumerate(found):
-        for name in result["copies"][:1]:
+        for name in result.copies[:1]:
             evidence = f"{plan}: {name} of sharded_state_dict() shares no memory with the model or its optimizer"
             raise Wrong({rank: evidence}, "Hint: into which memory does loading write?")
 
 
-def _judge_bytes(attempt: Attempt, plan: UnitPlan, found: list[dict]) -> None:
+def _judge_bytes(attempt: Attempt, plan: UnitPlan, found: list[Trained]) -> None:
     own, module = bytes_of(plan, attempt.world_size).shards, unit_models.build(plan.model, 0)
     buffers = sum(each.nbytes for each in module.buffers())
     moments = {"AdamW": 2, "Adam": 3, "SGD": 1}[plan.optimizer]
-    saved, least = sum(each["saved_bytes"] for each in found), sum(each.nbytes for each in module.parameters())
+    saved, least = sum(each.saved_bytes for each in found), sum(each.nbytes for each in module.parameters())
     if saved < (1 + moments) * least + len(found) * buffers:
         evidence = f"{plan}: the tensors of sharded_state_dict() have {saved:,} bytes on all ranks together"
         expected = f"expected at least {least:,} for the parameters, and {moments * least:,} for the optimizer's state"
         raise Wrong(f"{evidence}; {expected}", "Hint: without which tensors can training not continue?")
     for rank, result in enumerate(found):
-        nbytes, most = result["kept_bytes"], (1 + moments) * own + buffers
+        nbytes, most = result.kept_bytes, (1 + moments) * own + buffers
         if nbytes > SLACK * most + 1000:
             evidence = (
                 f"{plan}: the tensors of sharded_state_dict() have {nbytes:,} bytes on this rank; expected {most:,.0f}"

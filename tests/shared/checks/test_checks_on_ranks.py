@@ -226,8 +226,8 @@ def attempt(tmp_path) -> Attempt:
     ids=["tied", "unused", "subgroup", "bf16"],
 )
 def test_a_wrapper_that_sends_in_backward_is_right(attempt, how):
-    for step in train_and_judge(attempt, how)[-1]["steps"]:
-        assert step["working"], "nothing was sent in backward()"
+    for step in train_and_judge(attempt, how)[-1].steps:
+        assert step.working, "nothing was sent in backward()"
 
 
 def test_a_wrapper_that_sends_in_backward_behaves_like_its_module(attempt):

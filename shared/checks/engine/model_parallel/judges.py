@@ -23,7 +23,7 @@ from shared.checks.engine.model_parallel.case import (
     one_process,
     parameters_of,
 )
-from shared.checks.engine.model_parallel.probe import Held, probe_memory, probe_split
+from shared.checks.engine.model_parallel.probe import Held, SplitStep, SplitTraining, probe_memory, probe_split
 from shared.checks.engine.sizes import LARGE_ON
 from shared.checks.engine.subgroups import members_of
 from shared.wire.instrumentation import Call
@@ -121,7 +121,7 @@ class Trained:
 
     case: Case
     members: list[int]  # global ranks
-    found: dict[int, dict]  # the results of probe_split, by global rank
+    found: dict[int, SplitTraining]  # by global rank
     draw: Draw
     expected: list[Step]
     context: str
@@ -159,7 +159,7 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False, longer: bool = 
     results = attempt.run(probe_split, case, groups, per_rank=per_rank, context=message.removesuffix(", "))
     known = dict(case.build_model(0).named_parameters())
     for rank, result in enumerate(results):
-        strangers = sorted(result["start"].keys() - known)
+        strangers = sorted(result.start.keys() - known)
         if strangers:
             raise Wrong({rank: f"{message}this rank holds {strangers[0]}, which the whole model does not have"})
     return [
@@ -180,7 +180,7 @@ def judge_layout(trained: Trained) -> None:
     whole = parameters_of(trained.case.build_model(trained.draw.seed))
     covered = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in whole.items()}
     for rank, result in trained.found.items():
-        for name, held in result["start"].items():
+        for name, held in result.start.items():
             _judge_values(rank, held, whole[name], f"{trained.context}before the first step, {name}")
             _mark(covered[name], held.shard)
     for name, elements in covered.items():
@@ -217,7 +217,7 @@ def judge_outputs(trained: Trained) -> None:
 
 def _judge_outputs(trained: Trained, step_index: int) -> None:
     reference = trained.expected[step_index]
-    outputs = {rank: result["steps"][step_index]["output"] for rank, result in trained.found.items()}
+    outputs = {rank: result.steps[step_index].output for rank, result in trained.found.items()}
     outputs = {rank: output for rank, output in outputs.items() if output is not None}
     for rank, output in outputs.items():
         expected = output.slice_of(reference.output)
@@ -228,7 +228,7 @@ def _judge_outputs(trained: Trained, step_index: int) -> None:
             hint = of_an_output(output.tensor, expected, every, reference.before, otherwise)
             raise Wrong({rank: message}, hint)
     for rank, result in trained.found.items():
-        loss, expected = result["steps"][step_index]["loss"], reference.loss
+        loss, expected = result.steps[step_index].loss, reference.loss
         if loss is not None and not nearly_equal(loss, expected):
             message = f"{trained.at(step_index)}, the loss is {loss.item():.10g}, expected {expected.item():.10g}"
             raise Wrong({rank: message}, trained.case.hint_on_loss)
@@ -246,11 +246,11 @@ def judge_gradients(trained: Trained) -> None:
 def _judge_gradients(trained: Trained, step_index: int) -> None:
     reference, steps = (
         trained.expected[step_index],
-        {rank: result["steps"][step_index] for rank, result in trained.found.items()},
+        {rank: result.steps[step_index] for rank, result in trained.found.items()},
     )
     # In the order of backward, because the first wrong gradient explains the ones after it.
     for name, whole in reversed(reference.gradients.items()):
-        holders = {rank: step["shards"][name] for rank, step in steps.items() if name in step["shards"]}
+        holders = {rank: step.shards[name] for rank, step in steps.items() if name in step.shards}
         for rank, held in holders.items():
             message = f"{trained.at(step_index)}, the gradient of {name}"
             expected = None if whole is None else held.shard.slice_of(whole)
@@ -269,15 +269,15 @@ def _judge_gradients(trained: Trained, step_index: int) -> None:
         _judge_input_gradients(trained, reference, steps, step_index)
 
 
-def _judge_input_gradients(trained: Trained, reference: Step, steps: dict[int, dict], step_index: int) -> None:
+def _judge_input_gradients(trained: Trained, reference: Step, steps: dict[int, SplitStep], step_index: int) -> None:
     for rank, step in steps.items():
-        found, expected = step["input_gradient"], reference.input_gradient
+        found, expected = step.input_gradient, reference.input_gradient
         message = f"{trained.at(step_index)}, the gradient of the inputs"
         if found is None:
             raise Wrong({rank: f"{message} is None"}, HINT_ON_GRAPH)
         assert expected is not None  # The case differentiates the inputs.
         if not nearly_equal(found, expected):
-            every = [each["input_gradient"] for each in steps.values()]
+            every = [each.input_gradient for each in steps.values()]
             size, otherwise = len(trained.members), trained.case.hint_on_gradient
             hint = of_a_gradient(found, expected, every, size, otherwise)
             raise Wrong({rank: f"{message}: {first_difference(found, expected)}"}, hint)
@@ -293,7 +293,7 @@ def judge_training(trained: Trained) -> None:
         _judge_outputs(trained, step_index)
         _judge_gradients(trained, step_index)
         for rank, result in trained.found.items():
-            for name, held in result["steps"][step_index]["state"].items():
+            for name, held in result.steps[step_index].after.items():
                 message = f"{trained.at(step_index)}, {name} after the step"
                 _judge_values(rank, held, expected.after[name], message)
 
@@ -312,7 +312,7 @@ def judge_traffic(trained: Trained) -> None:
     """
     module, size = trained.case.build_model(trained.draw.seed), len(trained.members)
     for step_index, (x, _) in enumerate(trained.draw.batches):
-        calls = {rank: result["steps"][step_index]["calls"] for rank, result in trained.found.items()}
+        calls = {rank: result.steps[step_index].calls for rank, result in trained.found.items()}
         needs = [trained.case.traffic(module, x, index, size) for index in range(size)]
         for phase in dict.fromkeys(name for each in (*needs, *calls.values()) for name in each):
             its_calls = {rank: each.get(phase, []) for rank, each in calls.items()}

@@ -24,7 +24,29 @@ class Held:
     gradient: torch.Tensor | None
 
 
-def probe_split(piece, case: Case, groups: list[list[int]], seed: int, learning_rate: float, batches: list) -> dict:
+@dataclass
+class SplitStep:
+    """What a rank recorded of one step."""
+
+    output: Shard | None
+    loss: torch.Tensor | None
+    input_gradient: torch.Tensor | None
+    shards: dict[str, Held]  # with their gradients
+    calls: dict[str, list[instrumentation.Call]]  # by phase
+    after: dict[str, Held]  # the shards after the step
+
+
+@dataclass
+class SplitTraining:
+    """What a rank recorded of a training."""
+
+    start: dict[str, Held]
+    steps: list[SplitStep]
+
+
+def probe_split(
+    piece, case: Case, groups: list[list[int]], seed: int, learning_rate: float, batches: list
+) -> SplitTraining:
     """Split the whole model and train it.
 
     Args:
@@ -34,24 +56,17 @@ def probe_split(piece, case: Case, groups: list[list[int]], seed: int, learning_
         seed: The seed of the whole model.
         learning_rate: The learning rate of SGD.
         batches: This rank's inputs and targets of each step.
-
-    Returns:
-        The shards at the beginning, and for each step the output, the loss, the inputs' gradient, the shards with
-        their gradients, the shards after the step, and the calls of each phase.
     """
     group, members = join_one_of(groups)
     module = case.build_model(seed).to(device_here())
     with staying_inside(members if len(groups) > 1 else None):
-        with instrumentation.listening() as splitting:
-            split = case.split(piece, module, group)
+        split = case.split(piece, module, group)
         del module
-        found = {"start": _held(case, split), "splitting": splitting, "steps": []}
-        for x, y in batches:
-            found["steps"].append(_step(case, split, x, y, learning_rate))
-    return found
+        start = _held(case, split)
+        return SplitTraining(start, [_step(case, split, x, y, learning_rate) for x, y in batches])
 
 
-def _step(case: Case, split, x, y, learning_rate: float) -> dict:
+def _step(case: Case, split, x, y, learning_rate: float) -> SplitStep:
     x = x.to(device_here()).requires_grad_(case.differentiates_inputs)
     calls: dict[str, list[instrumentation.Call]] = defaultdict(list)
 
@@ -69,10 +84,9 @@ def _step(case: Case, split, x, y, learning_rate: float) -> dict:
         output = Shard(_copied(output.tensor), output.dim, tuple(output.index))
     if loss is not None:
         loss = _copied(torch.as_tensor(loss))
-    done = {"output": output, "loss": loss, "input_gradient": _copied_gradient(x)}
-    done |= {"shards": _held(case, split), "calls": dict(calls)}
+    input_gradient, shards = _copied_gradient(x), _held(case, split)
     descend(_parameters(case, split), learning_rate)
-    return done | {"state": _held(case, split)}
+    return SplitStep(output, loss, input_gradient, shards, dict(calls), _held(case, split))
 
 
 def _parameters(case: Case, split) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, tolerance_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.hints import where_it_raises
-from shared.checks.engine.sharded.plan import Plan
+from shared.checks.engine.sharded.plan import Plan, RunReport, RunStep
 from shared.checks.engine.sharded.training import (
     HINT_ON_STALE,
     Causes,
@@ -44,7 +44,7 @@ class _Clipped(Causes):
         return _HINT_ON_FACTOR
 
 
-def clip_and_judge(attempt: Attempt, plan: Plan) -> dict[int, dict]:
+def clip_and_judge(attempt: Attempt, plan: Plan) -> dict[int, RunReport]:
     """Train on fresh data. Returns what the probe found, by global rank.
 
     Raises:
@@ -53,17 +53,17 @@ def clip_and_judge(attempt: Attempt, plan: Plan) -> dict[int, dict]:
     return train_and_judge(attempt, plan, judge=_judge_step)
 
 
-def _judge_step(found: dict[int, dict], expected: dict, context: str, causes: Causes) -> None:
+def _judge_step(found: dict[int, RunReport], expected: RunStep, context: str, causes: Causes) -> None:
     plan, step_index = causes.plan, causes.step_index
     assert plan.max_norm is not None
     last_bound = plan.max_norm if step_index and "model" in plan.zero_grad else None
-    norms = {rank: each["steps"][step_index]["norm"] for rank, each in found.items()}
+    norms = {rank: each.steps[step_index].norm for rank, each in found.items()}
     _judge_norms(norms, expected, context, last_bound, plan.max_norm)
-    judge_step(found, expected, context, _Clipped(plan, causes.draw, step_index, expected["norm"].item()))
+    judge_step(found, expected, context, _Clipped(plan, causes.draw, step_index, expected.norm.item()))
 
 
 def _judge_norms(
-    norms: dict[int, torch.Tensor], expected: dict, context: str, last_bound: float | None, bound: float
+    norms: dict[int, torch.Tensor], expected: RunStep, context: str, last_bound: float | None, bound: float
 ) -> None:
     """Compare the norms of all ranks with that of one process.
 
@@ -74,8 +74,8 @@ def _judge_norms(
         last_bound: The max_norm of the previous step, whose mean gradient may still be stored.
         bound: The max_norm of this step.
     """
-    size, norm = len(norms), expected["norm"].item()
-    close_enough = 10 * tolerance_of(expected["state"].values()) * max(1.0, norm)
+    size, norm = len(norms), expected.norm.item()
+    close_enough = 10 * tolerance_of(expected.state.values()) * max(1.0, norm)
     rounded = all(found.numel() == 1 and abs(found.item() - norm) <= 1e-6 * norm for found in norms.values())
     digits = 12 if rounded else 6
     wrong = {
@@ -121,7 +121,7 @@ def one_more_element_is_sent(attempt: Attempt, plans: Sequence[Plan]) -> None:
     for plan in plans:
         found = clip_and_judge(attempt, replace(plan, steps=2, max_norm=CLIPS))
         for rank, result in found.items():
-            for calls in (step["calls"] for step in result["steps"]):
+            for calls in (step.calls for step in result.steps):
                 in_clip = calls["clip_grad_norm_()"]
                 small = [call for call in in_clip if call.op == "all_reduce" and call.payload_bytes <= 8]
                 if len(small) != 1:
@@ -141,13 +141,13 @@ def large_gradients_do_not_overflow(attempt: Attempt) -> None:
     draw, plan = Draw(attempt), Plan("Plain", "SGD", steps=1, max_norm=CLIPS, dtype=torch.float32)
     per_rank = [(seed, x, _LARGE * y) for seed, x, y in draw.per_rank]
     found = attempt.run(probe_sharded, plan, per_rank=per_rank, context=f"{plan}, large gradients")
-    expected = alone(plan, plan.build(draw.seeds[0], torch.float64), draw.x, _LARGE * draw.y).steps[0]["norm"].item()
+    expected = alone(plan, plan.build(draw.seeds[0], torch.float64), draw.x, _LARGE * draw.y).steps[0].norm.item()
     for rank, result in enumerate(found):
-        norm = result["steps"][0]["norm"].item()
+        norm = result.steps[0].norm.item()
         if not abs(norm - expected) <= 1e-4 * expected:
             evidence = f"{plan}, float32 gradients: the norm is {norm:.6g}, expected {expected:.6g}"
             hint = _HINT_ON_SUM
-            if not torch.isfinite(result["steps"][0]["norm"]):
+            if not torch.isfinite(result.steps[0].norm):
                 hint = "Hint: how large is the square of a gradient, and which dtype does it have?"
             elif abs(norm - CLIPS) <= 1e-3 * CLIPS:
                 hint = _HINT_ON_BOUND
@@ -185,7 +185,7 @@ def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> list[tuple[dict, torc
     elif hasattr(run.optimizer, "reduce_gradients"):  # there may be other ways to average them
         run.optimizer.reduce_gradients()
     run.step(1, awkward.other_branches(x), y)
-    return [(step["state"], step["norm"]) for step in run.steps]
+    return [(step.state, step.norm) for step in run.steps]
 
 
 def means_may_be_thrown_away(attempt: Attempt) -> None:
@@ -211,5 +211,5 @@ def _judge_skipped(attempt: Attempt, max_norm: float | None, what: str) -> None:
             states, norms = ({rank: each[step_index][part] for rank, each in enumerate(found)} for part in (0, 1))
             if max_norm is not None:
                 _judge_norms(norms, plain[step_index], context, last_bound, max_norm)
-            judge_states(states, plain[step_index]["state"], before, context, hint=hint)
+            judge_states(states, plain[step_index].state, before, context, hint=hint)
             before = states

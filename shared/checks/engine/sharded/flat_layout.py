@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -77,50 +77,72 @@ def defined_beside(cls: type, name: str):
     raise AssertionError(f"{name} must be defined or imported beside {cls.__name__}")
 
 
-def probe_layout(flat_parameter_type, shapes: Shapes, seed: int) -> dict:
-    """Flatten parameters, read every view, then write into them and all-gather. Returns everything that was read."""
+@dataclass
+class Flattened:
+    """What is read from a flat parameter and from its parameters, and what an all-gather does with them."""
+
+    flat_param: torch.Tensor
+    values: list[torch.Tensor]  # of the parameters
+    shard: torch.Tensor
+    shard_of: torch.Tensor  # of 0, 1, 2, …
+    views: list[torch.Tensor]  # of 0, 1, 2, …
+    fresh: torch.Tensor  # what new_flat() returns
+    claims: dict[str, bool]  # as in the_model_computes_with_them()
+    written: list[torch.Tensor] = field(init=False)  # the parameters after 0, 1, 2, … were written into flat_param
+    has_handle: bool = field(init=False)  # whether launch_all_gather() returns something to wait for
+    calls: list[instrumentation.Call] = field(init=False)  # of the all-gather
+    sent: torch.Tensor = field(init=False)  # this rank's shard in it
+    gathered: torch.Tensor = field(init=False)  # flat_param after it
+    computed_with: list[torch.Tensor] = field(init=False)  # the parameters after it
+
+
+def probe_layout(flat_parameter_type, shapes: Shapes, seed: int) -> Flattened | None:
+    """Flatten parameters, read every view, then write into them and all-gather.
+
+    Returns:
+        Everything that was read, or None on a rank that does not take part.
+    """
     group, member = join_subgroup(shapes.in_subgroup)
     if not member:
-        return {"outside": True}
+        return None
     parameters = [nn.Parameter(each.to(device_here())) for each in shapes.values(seed)]
     flat_parameter = flat_parameter_type(parameters, group)
     layout, flat_param, shard = flat_parameter.layout, flat_parameter.flat_param, flat_parameter.shard
     own = layout.shard_of(flat_param)
     counted = torch.arange(flat_param.numel(), device=device_here())
     fresh = layout.new_flat()
-    found = {
-        "flat_param": flat_param.detach().cpu().clone(),
-        "flat_param is plain": not flat_param.requires_grad,
-        "values": [each.detach().cpu().clone() for each in parameters],
-        "shard": shard.detach().cpu().clone(),
-        "shard is a parameter": isinstance(shard, nn.Parameter),
-        "shard is trainable": shard.requires_grad,
-        "shard is a view": _same_memory(shard, own),
-        "shard_of is a view": _lies_in(own, flat_param),
-        "shard_of": layout.shard_of(counted).cpu().clone(),
-        "views": [each.cpu().clone() for each in layout.views(counted)],
-        "views are views": all(_lies_in(each, counted) for each in layout.views(counted)),
-        "fresh": fresh.detach().cpu().clone(),
-        "fresh is new": fresh.untyped_storage().data_ptr() != flat_param.untyped_storage().data_ptr(),
-    }
+    found = Flattened(
+        flat_param=flat_param.detach().cpu().clone(),
+        values=[each.detach().cpu().clone() for each in parameters],
+        shard=shard.detach().cpu().clone(),
+        shard_of=layout.shard_of(counted).cpu().clone(),
+        views=[each.cpu().clone() for each in layout.views(counted)],
+        fresh=fresh.detach().cpu().clone(),
+        claims={
+            "shard is a parameter": isinstance(shard, nn.Parameter),
+            "shard is trainable": shard.requires_grad,
+            "shard is a view": _same_memory(shard, own),
+            "shard_of is a view": _lies_in(own, flat_param),
+            "views are views": all(_lies_in(each, counted) for each in layout.views(counted)),
+            "fresh is new": fresh.untyped_storage().data_ptr() != flat_param.untyped_storage().data_ptr(),
+            "flat_param is plain": not flat_param.requires_grad,
+        },
+    )
     with torch.no_grad():
         flat_param.copy_(torch.arange(flat_param.numel()) % 100)
-    found["written"] = [each.detach().cpu().clone() for each in parameters]
-    mine = found["shard"].flatten() + dist.get_rank(group)
+    found.written = [each.detach().cpu().clone() for each in parameters]
+    found.sent = mine = found.shard.flatten() + dist.get_rank(group)
     with torch.no_grad():
         flat_param.fill_(-1)
         shard.copy_(mine.view(shard.shape))
-    with instrumentation.listening() as calls:
+    with instrumentation.listening() as found.calls:
         handle = flat_parameter.launch_all_gather()
-        found["handle"] = hasattr(handle, "wait")
-        if found["handle"]:
+        found.has_handle = hasattr(handle, "wait")
+        if found.has_handle:
             handle.wait()
-    return found | {
-        "calls": calls,
-        "sent": mine,
-        "gathered": flat_param.detach().cpu().clone(),
-        "computed with": [each.detach().cpu().clone() for each in parameters],
-    }
+    found.gathered = flat_param.detach().cpu().clone()
+    found.computed_with = [each.detach().cpu().clone() for each in parameters]
+    return found
 
 
 def _lies_in(view: torch.Tensor, whole: torch.Tensor) -> bool:
@@ -131,7 +153,7 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
-def _try(attempt: Attempt, shapes: Shapes) -> tuple[dict[int, dict], dict[int, list[torch.Tensor]]]:
+def _try(attempt: Attempt, shapes: Shapes) -> tuple[dict[int, Flattened], dict[int, list[torch.Tensor]]]:
     """Run the probe. Returns its results and the parameters' values, both by global rank."""
     seeds = [attempt.draw_seed() for _ in range(attempt.world_size)]
     members = members_of(attempt, shapes.in_subgroup)
@@ -163,19 +185,17 @@ def parameters_lie_side_by_side(attempt: Attempt) -> None:
             flat = torch.cat([flat, flat.new_zeros(size * shard_numel - len(flat))])
             counted = torch.arange(len(flat))
             message = f"{shapes} on {size} rank{'s' if size > 1 else ''}"
-            empty = result["flat_param"].shape == flat.shape and not result["flat_param"].any()
+            empty = result.flat_param.shape == flat.shape and not result.flat_param.any()
             hint = _HINT_ON_VALUES if empty else "Hint: how many elements must each rank's shard have?"
-            _expect(rank, f"{message}: flat_param", result["flat_param"], flat, hint)
-            _expect(rank, f"{message}: layout.new_flat()", result["fresh"], torch.zeros_like(flat), "")
+            _expect(rank, f"{message}: flat_param", result.flat_param, flat, hint)
+            _expect(rank, f"{message}: layout.new_flat()", result.fresh, torch.zeros_like(flat), "")
             hint = "Hint: where does a rank's shard begin, and where does it end?"
             own = counted.view(size, shard_numel)[index]
-            _expect(rank, f"{message}: layout.shard_of([0, 1, 2, …])", result["shard_of"], own, hint)
-            _expect(rank, f"{message}: shard", result["shard"], flat.view(size, shard_numel)[index], hint)
+            _expect(rank, f"{message}: layout.shard_of([0, 1, 2, …])", result.shard_of, own, hint)
+            _expect(rank, f"{message}: shard", result.shard, flat.view(size, shard_numel)[index], hint)
             hint = "Hint: where does a parameter's slice begin?"
             for number, expected in enumerate(_cut(counted, shapes)):
-                _expect(
-                    rank, f"{message}: layout.views([0, 1, 2, …])[{number}]", result["views"][number], expected, hint
-                )
+                _expect(rank, f"{message}: layout.views([0, 1, 2, …])[{number}]", result.views[number], expected, hint)
 
 
 def the_model_computes_with_them(attempt: Attempt) -> None:
@@ -193,33 +213,33 @@ def the_model_computes_with_them(attempt: Attempt) -> None:
         found, values = _try(attempt, shapes)
         for rank, result in found.items():
             for claim, otherwise in claims.items():
-                if not result[claim]:
+                if not result.claims[claim]:
                     hint = _HINTS_ON_CLAIMS.get(claim, "Hint: which of these calls return a view, and which a copy?")
                     raise Wrong({rank: f"{shapes}: {otherwise}"}, hint)
-            counted = (torch.arange(len(result["flat_param"])) % 100).to(shapes.dtype)
+            counted = (torch.arange(len(result.flat_param)) % 100).to(shapes.dtype)
             for index, (value, expected) in enumerate(zip(values[rank], _cut(counted, shapes), strict=True)):
                 message = f"{shapes}: parameter {index}"
                 hint = "The parameters must keep their values. Hint: what is in flat_param when .data is replaced?"
-                _expect(rank, f"{message} after it was moved into flat_param", result["values"][index], value, hint)
+                _expect(rank, f"{message} after it was moved into flat_param", result.values[index], value, hint)
                 message = f"{message}, after 0, 1, 2, … were written into flat_param"
-                _expect(rank, message, result["written"][index], expected, _HINT_ON_ALIASES)
+                _expect(rank, message, result.written[index], expected, _HINT_ON_ALIASES)
 
 
 def every_shard_is_gathered(attempt: Attempt) -> None:
     for shapes in [*draw_shapes(attempt), *_in_subgroup(attempt)]:
         found, _ = _try(attempt, shapes)
-        expected = torch.cat([result["sent"] for result in found.values()])
+        expected = torch.cat([result.sent for result in found.values()])
         for rank, result in found.items():
-            if not result["handle"]:
+            if not result.has_handle:
                 message = "launch_all_gather() returns nothing to wait for; expected a handle with wait()"
                 raise Wrong({rank: message}, "Hint: what does launch_all_gather() from lab 01 return?")
             hint = "Hint: which tensor do you send, and which one receives the result?"
             message = f"{shapes}, after launch_all_gather() and wait()"
-            _expect(rank, f"{message}: flat_param", result["gathered"], expected, hint)
+            _expect(rank, f"{message}: flat_param", result.gathered, expected, hint)
             for index, value in enumerate(_cut(expected, shapes)):
-                parameter = result["computed with"][index]
+                parameter = result.computed_with[index]
                 _expect(rank, f"{message}: parameter {index}", parameter, value, _HINT_ON_ALIASES)
-        calls = {rank: result["calls"] for rank, result in found.items()}
+        calls = {rank: result.calls for rank, result in found.items()}
         judge_rounds(calls, [Flat(shapes.numbers, shapes.dtype.itemsize)], 1, f"{shapes}, launch_all_gather()")
 
 

@@ -15,6 +15,15 @@ SLACK = 1.01  # padding, Adam's step counters, inputs
 _HINT_ON_COPIES = "Hint: which tensors exist twice, and what keeps them alive?"
 
 
+@dataclass
+class Held:
+    """The bytes that a rank holds."""
+
+    at: dict[str, int]  # in tensors, by moment
+    components: dict[str, int]  # at the end, by component
+    hidden: int  # at the end, in objects that are not tensors
+
+
 class Observer:
     """Counts, on this rank, the bytes of everything that is allocated from now on.
 
@@ -30,10 +39,9 @@ class Observer:
     def note(self, moment: str) -> None:
         self.held[moment] = settled_bytes(SLACK * self.most_bytes[moment], self.before_bytes)
 
-    def report(self, module, optimizer) -> dict:
-        """Return the bytes by moment, and now by component and in objects that are not tensors."""
+    def report(self, module, optimizer) -> Held:
         components = memory.held(module, optimizer).by_component()
-        return {"held": self.held, "components": components, "hidden": hidden_bytes()}
+        return Held(self.held, components, hidden_bytes())
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Expected:
     hints: dict[str, str] = field(default_factory=dict)  # by moment, or by component that should hold nothing
 
 
-def judge_held(found: dict[int, dict], expected: Expected, context: str) -> None:
+def judge_held(found: dict[int, Held], expected: Expected, context: str) -> None:
     """Check that each rank holds what is expected.
 
     Args:
@@ -59,7 +67,7 @@ def judge_held(found: dict[int, dict], expected: Expected, context: str) -> None
     """
     first = next(iter(expected.moments))
     for rank, report in found.items():
-        components, held, hidden = report["components"], report["held"], report["hidden"]
+        components, held, hidden = report.components, report.at, report.hidden
         total = sum(components.values())
         named = ", ".join(f"{name} {nbytes:,}" for name, nbytes in components.items() if nbytes)
         unexpected = [hint for name, hint in expected.hints.items() if components.get(name)]

@@ -1,12 +1,12 @@
 """Judge pieces that turn the gradients of a flat parameter into this rank's shard of their mean.
 
-These are FlatGradients and ShardedBucket. A probe uses one for several rounds. It returns a record of each as a step,
-with what was sent by phase, so that judge_traffic() can judge it.
+These are FlatGradients and ShardedBucket. A probe uses one for several rounds. It returns a record of each.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -23,11 +23,13 @@ from shared.checks.engine.compare import (
 )
 from shared.checks.engine.failures import Wrong, expect
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
-from shared.checks.engine.sharded.wire import Flat
+from shared.checks.engine.sharded.wire import Flat, Phases
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.wire import instrumentation
+
+Kind = TypeVar("Kind", bound="Round")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,25 @@ class Case:
     def flats(self) -> list[Flat]:
         parameters = awkward.build(self.model, 0, self.dtype).parameters()
         return [Flat(sum(p.numel() for p in parameters if p.requires_grad), self.dtype.itemsize)]
+
+
+@dataclass
+class Again:
+    """A call that must do nothing."""
+
+    what: str
+    calls: list[instrumentation.Call]
+    same: bool  # whether shard.grad is the same after it
+
+
+@dataclass
+class Round:
+    """What a rank records of one round."""
+
+    own: torch.Tensor  # this rank's own gradients, side by side
+    mean: torch.Tensor | None = None  # what is stored in shard.grad
+    calls: Phases = field(default_factory=dict)
+    again: list[Again] = field(default_factory=list)
 
 
 class Reducing:
@@ -85,22 +106,22 @@ class Reducing:
         found = self.flat_parameter.shard.grad
         return None if found is None else found.detach().cpu().flatten().clone()
 
-    def again(self, what: str, call: Callable[[], object]) -> dict:
+    def again(self, what: str, call: Callable[[], object]) -> Again:
         """Make a call that must do nothing. Returns what it sends, and whether shard.grad is still the same."""
         before = self.mean()
         with instrumentation.listening() as calls:
             call()
         after = self.mean()
         same = before is after or (before is not None and after is not None and torch.equal(after, before))
-        return {"what": what, "calls": calls, "same": same}
+        return Again(what, calls, same)
 
 
-def on_members(probe: Callable[[Reducing], list[dict]]) -> Callable:
+def on_members(probe: Callable[[Reducing], list[Kind]]) -> Callable[..., list[Kind]]:
     """Let a probe observe a case on the ranks that take part."""
 
-    def observe(piece_type, case: Case, seed: int, x, y) -> dict:
+    def observe(piece_type, case: Case, seed: int, x, y) -> list:
         group, member = join_subgroup(case.in_subgroup)
-        return {"steps": probe(Reducing(piece_type, case, seed, x, y, group)) if member else []}
+        return probe(Reducing(piece_type, case, seed, x, y, group)) if member else []
 
     return observe
 
@@ -108,15 +129,20 @@ def on_members(probe: Callable[[Reducing], list[dict]]) -> Callable:
 # -- in the kernel
 
 
-def run_case(attempt: Attempt, probe: Callable, case: Case) -> dict[int, dict]:
+def run_case(attempt: Attempt, probe: Callable[..., list[Kind]], case: Case) -> dict[int, list[Kind]]:
     """Run a probe on fresh data. Returns for each member a record of every round."""
     found = attempt.run(probe, case, per_rank=Draw(attempt).per_rank, context=describe(attempt, case))
     return {rank: found[rank] for rank in members_of(attempt, case.in_subgroup)}
 
 
-def round_of(found: dict[int, dict], number: int) -> dict[int, dict]:
+def round_of(found: dict[int, list[Kind]], number: int) -> dict[int, Kind]:
     """Return the records of one round, by global rank."""
-    return {rank: each["steps"][number] for rank, each in found.items()}
+    return {rank: rounds[number] for rank, rounds in found.items()}
+
+
+def sent_in(found: Mapping[int, Sequence[Round]]) -> dict[int, list[Phases]]:
+    """Return what each rank sent in each round, by global rank."""
+    return {rank: [each.calls for each in rounds] for rank, rounds in found.items()}
 
 
 def describe(attempt: Attempt, case: Case) -> str:
@@ -124,7 +150,7 @@ def describe(attempt: Attempt, case: Case) -> str:
 
 
 def judge_means(
-    found: dict[int, dict],
+    found: Mapping[int, Sequence[Round]],
     number: int,
     context: str,
     hint_on_shape: str,
@@ -146,11 +172,11 @@ def judge_means(
     Raises:
         Wrong: If it is another value.
     """
-    size, own = len(found), {rank: each["steps"][number]["own"] for rank, each in found.items()}
+    size, own = len(found), {rank: rounds[number].own for rank, rounds in found.items()}
     rows = {rank: torch.cat([flat, flat.new_zeros(-len(flat) % size)]).view(size, -1) for rank, flat in own.items()}
     mean = total_of(rows.values()) / size + before
-    for index, (rank, each) in enumerate(found.items()):
-        grad, expected = each["steps"][number]["mean"], mean[index]
+    for index, (rank, rounds) in enumerate(found.items()):
+        grad, expected = rounds[number].mean, mean[index]
         if grad is None or grad.shape != expected.shape:
             was = "is None" if grad is None else f"is wrong: {first_difference(grad, expected)}"
             raise Wrong({rank: f"{context}: shard.grad {was}"}, hint_on_shape)
@@ -162,14 +188,14 @@ def judge_means(
     return mean
 
 
-def judge_second_calls(steps: dict[int, dict], hint: str) -> None:
-    """Check that further calls in a round have done nothing.
+def judge_second_calls(further: dict[int, list[Again]], hint: str) -> None:
+    """Check that further calls, which each rank has made, have done nothing.
 
     Raises:
         Wrong: If one has sent anything or changed shard.grad.
     """
-    for rank, step in steps.items():
-        for again in step["again"]:
-            does = f"sends {describe_calls(again['calls'])}" if again["calls"] else "changes shard.grad"
-            evidence = f"{again['what']} {does}; expected it to do nothing"
-            expect({rank: again}, lambda call: call["same"] and not call["calls"], evidence, hint)
+    for rank, own in further.items():
+        for again in own:
+            does = f"sends {describe_calls(again.calls)}" if again.calls else "changes shard.grad"
+            evidence = f"{again.what} {does}; expected it to do nothing"
+            expect({rank: again}, lambda call: call.same and not call.calls, evidence, hint)

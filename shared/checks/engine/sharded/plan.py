@@ -6,14 +6,14 @@ each phase of a step, so that values and messages are judged from the same train
 """
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
-from shared.checks.engine.sharded.wire import Flat, flats_of
+from shared.checks.engine.sharded.wire import Flat, Phases, flats_of
 from shared.checks.engine.training import SAMPLES_PER_RANK
 from shared.checks.models import awkward
 from shared.wire import instrumentation
@@ -132,6 +132,43 @@ def groups_of(module: nn.Module, plan: Plan) -> Any:
     ]
 
 
+@dataclass
+class StepRecord:
+    """What a rank records of one step, however it trains."""
+
+    state: dict[str, torch.Tensor] = field(default_factory=dict)  # after the step
+    norm: Any = None  # a tensor, the norm before clipping; None without max_norm
+
+
+@dataclass
+class RunStep(StepRecord):
+    """What a Run records of one step."""
+
+    calls: Phases = field(default_factory=dict)
+    loss: Any = None
+    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)  # if one process has all samples
+    buffers: list[dict[str, torch.Tensor]] = field(default_factory=list)  # by index in the group, if they differ
+
+
+@dataclass
+class Report:
+    """What a rank found in a training, however it trains."""
+
+    steps: list[StepRecord]
+    building: list[instrumentation.Call]  # what the constructor sends
+    start: dict[str, torch.Tensor] = field(default_factory=dict)
+    evaluated: torch.Tensor | None = None  # the output in eval mode at the end, if the piece is a wrapper
+
+
+@dataclass
+class RunReport(Report):
+    """What a Run has recorded on a rank."""
+
+    steps: list[RunStep]
+    replaced: str = ""  # whose nn.Parameter objects were replaced: those of "the module" or of "param_groups"
+    elsewhere: list[str] = field(default_factory=list)  # the parameters that are not views of their bucket
+
+
 class Run:
     """A training: a module, its optimizer, a scheduler, and a record of every step.
 
@@ -148,8 +185,9 @@ class Run:
         self, module: nn.Module, make, plan: Plan, alone: bool = True, off: int = 0, loaded: dict | None = None
     ):
         cls, settings = plan.how_to_optimize()
-        self.module, self.plan, self.alone, self.off, self.steps = module, plan, alone, off, []
-        self.calls: dict[str, list[instrumentation.Call]] = {}  # of the current step, by phase
+        self.module, self.plan, self.alone, self.off = module, plan, alone, off
+        self.steps: list[RunStep] = []
+        self.calls: Phases = {}  # of the current step
         self.replicas = None  # for a module that mixes samples: one process computes each rank's samples separately
         if plan.late:  # it is not trained until it is added, so it must be the same on all ranks
             dict(module.named_parameters())[LATE_NAME].data.zero_()
@@ -178,20 +216,21 @@ class Run:
 
     def step(self, step_index: int, x, y) -> None:
         self.calls = {}
-        done = {"calls": self.calls, "norm": None}
+        done = RunStep(calls=self.calls)
         if self.plan.closure:
             with self.phase("step()"):
-                done["loss"] = self.optimizer.step(lambda: self.backward(step_index, x, y))
+                done.loss = self.optimizer.step(lambda: self.backward(step_index, x, y))
         else:
-            done["loss"] = self.backward(step_index, x, y)
+            done.loss = self.backward(step_index, x, y)
             if self.plan.max_norm is not None:
                 with self.phase("clip_grad_norm_()"):
-                    done["norm"] = self._clip().detach().cpu().clone()
+                    done.norm = self._clip().detach().cpu().clone()
             if self.alone:
-                done["gradients"] = awkward.gradients_of(self.module, every_name=True)
+                done.gradients = awkward.gradients_of(self.module, every_name=True)
             with self.phase("step()"):
                 self.optimizer.step()
-        self.steps.append(done | self._state())
+        done.state, done.buffers = self._state()
+        self.steps.append(done)
         if self.scheduler:
             self.scheduler.step()
 
@@ -240,7 +279,7 @@ class Run:
             if len(part[0])
         ]
 
-    def _state(self) -> dict:
+    def _state(self) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
         """Return the state and, by index in the group, the buffers that differ between ranks."""
         state, buffers = awkward.state_of(self.module), []
         if self.alone:
@@ -248,7 +287,7 @@ class Run:
         if self.replicas is not None:
             buffers = [{name: each.clone() for name, each in own.items()} for own in self.replicas.buffers]
             state = {name: value for name, value in state.items() if name not in buffers[0]}
-        return {"state": state, "buffers": buffers}
+        return state, buffers
 
     def at_work(self, step_index: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Return the samples of the ranks that run a backward, and their fraction of all samples."""
@@ -261,7 +300,7 @@ class Run:
         at_work = [sample for sample in range(len(x)) if not first <= sample < first + SAMPLES_PER_RANK]
         return x[at_work], y[at_work], len(at_work) / len(x)
 
-    def report(self, own: set[int], x) -> dict:
+    def report(self, own: set[int], x) -> RunReport:
         """Return what the run has recorded on a rank.
 
         Args:
@@ -270,11 +309,7 @@ class Run:
         """
         theirs = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         replaced = "" if {id(p) for p in self.module.parameters()} == own else "the module"
-        return {
-            "steps": self.steps,
-            "building": self.building,
-            "replaced": replaced if own >= theirs else "param_groups",
-        }
+        return RunReport(self.steps, self.building, replaced=replaced if own >= theirs else "param_groups")
 
     def _clip(self) -> torch.Tensor:
         assert self.plan.max_norm is not None

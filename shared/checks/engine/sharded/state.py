@@ -2,7 +2,8 @@
 
 import contextlib
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import tolerance_of
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.rejections import error_of, judge_errors
-from shared.checks.engine.sharded.plan import Plan, Run
+from shared.checks.engine.sharded.plan import Plan, Run, RunStep
 from shared.checks.engine.sharded.state_dicts import judge_state_dict, same
 from shared.checks.engine.sharded.training import alone, begin, judge_states
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
@@ -26,22 +27,35 @@ _HINT_ON_LOADING = (
 )
 
 
-def probe_save(sharded, plan: Plan, to: int | None, seed: int, x, y) -> dict:
-    """Train, save, and take one more step. Returns the saved state, and the module before and after that step."""
+@dataclass
+class Saved:
+    state: Any  # what state_dict() returned
+    module: dict[str, torch.Tensor]  # the module's state when the optimizer was saved
+    after: dict[str, torch.Tensor]  # the module's state one step later
+
+
+def probe_save(sharded, plan: Plan, to: int | None, seed: int, x, y) -> Saved | None:
+    """Train, save, and take one more step. Returns None on a rank that does not take part."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
-        return {"outside": True}
+        return None
     run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()), group)
     x, y = x.to(device_here()), y.to(device_here())
     run.train(x, y)
     saved = run.optimizer.state_dict() if to is None else run.optimizer.state_dict(to=to)
-    found = {"saved": copy.deepcopy(saved), "module": awkward.state_of(run.module)}
+    saved, before = copy.deepcopy(saved), awkward.state_of(run.module)
     run.step(1, x, y)
-    return found | {"after": awkward.state_of(run.module)}
+    return Saved(saved, before, awkward.state_of(run.module))
 
 
-def probe_load(sharded, plan: Plan, used: bool, module_state: dict, saved: dict, x, y) -> dict:
-    """Continue training from a saved state. Returns the record of every step.
+@dataclass
+class Continued:
+    steps: list[RunStep]
+    left_alone: bool  # whether load_state_dict() has not changed its argument
+
+
+def probe_load(sharded, plan: Plan, used: bool, module_state: dict, saved: dict, x, y) -> Continued | None:
+    """Continue training from a saved state. Returns None on a rank that does not take part.
 
     Args:
         sharded: The student's class.
@@ -54,7 +68,7 @@ def probe_load(sharded, plan: Plan, used: bool, module_state: dict, saved: dict,
     """
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
-        return {"outside": True}
+        return None
     x, y, given = x.to(device_here()), y.to(device_here()), copy.deepcopy(saved)
     module = awkward.build(plan.model, 0).to(device_here())
     if used:
@@ -67,10 +81,10 @@ def probe_load(sharded, plan: Plan, used: bool, module_state: dict, saved: dict,
     if not used:
         run = begin(sharded, plan, module, group, loaded=given)
     run.train(x, y)
-    return {"steps": run.steps, "left alone": same(given, saved)}
+    return Continued(run.steps, same(given, saved))
 
 
-def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int, dict], Run]:
+def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int, Saved], Run]:
     """Train and save on fresh data. Returns what the probe found, by global rank, and the plain optimizer's run.
 
     Raises:
@@ -87,19 +101,18 @@ def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int
     message, tolerance = f"{context}, after {plan.steps} steps", tolerance_of(reference.module.parameters())
     for index, (rank, result) in enumerate(found.items()):
         if to not in (None, index):
-            if result["saved"] is not None:
-                evidence = (
-                    f"state_dict(to={to}) returned a {type(result['saved']).__name__} on the group's rank {index}"
-                )
+            if result.state is not None:
+                evidence = f"state_dict(to={to}) returned a {type(result.state).__name__} on the group's rank {index}"
                 raise Wrong({rank: f"{message}: {evidence}; expected None"}, "Hint: which rank does `to` name?")
             continue
-        judge_state_dict(rank, result["saved"], expected, tolerance, message)
+        judge_state_dict(rank, result.state, expected, tolerance, message)
     reference.step(1, x, y)
-    states, before = ({rank: each[what] for rank, each in found.items()} for what in ("after", "module"))
+    states = {rank: each.after for rank, each in found.items()}
+    before = {rank: each.module for rank, each in found.items()}
     message = f"{message}, and one more after state_dict()"
     judge_states(
         states,
-        reference.steps[-1]["state"],
+        reference.steps[-1].state,
         before,
         message,
         hint="Hint: what does state_dict() change in the optimizer itself?",
@@ -124,12 +137,12 @@ def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context
     module.load_state_dict(module_state)
     reference = alone(plan, module, *draw.samples_of(members), loaded=copy.deepcopy(saved))
     for number, expected in enumerate(reference.steps):
-        states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
-        before = {rank: each["steps"][number - 1]["state"] if number else module_state for rank, each in found.items()}
+        states = {rank: each.steps[number].state for rank, each in found.items()}
+        before = {rank: each.steps[number - 1].state if number else module_state for rank, each in found.items()}
         message = f"{plan}, {context}, step {number + 1} after loading"
-        judge_states(states, expected["state"], before, message, hint=_HINT_ON_LOADING)
+        judge_states(states, expected.state, before, message, hint=_HINT_ON_LOADING)
     changed = {rank: f"{plan}, {context}: the caller's state dict was changed" for rank in found}
-    if not all(each["left alone"] for each in found.values()):
+    if not all(each.left_alone for each in found.values()):
         hint = "load_state_dict() must not change its argument. Hint: whose memory does the optimizer update?"
         raise Wrong(changed, hint)
 
@@ -153,7 +166,7 @@ def before_the_first_step(attempt: Attempt) -> None:
     for plan in (Plan("Plain", "AdamW", steps=0), Plan("Mixed", "SGD", steps=0, split=True)):
         found, _ = _save(attempt, plan)
         after, message = replace(plan, steps=2), "saved before the first step and loaded"
-        _load(attempt, after, found[0]["module"], found[0]["saved"], message, used=plan.split)
+        _load(attempt, after, found[0].module, found[0].state, message, used=plan.split)
 
 
 def one_rank_alone_may_have_it(attempt: Attempt) -> None:
@@ -187,7 +200,7 @@ def another_number_of_ranks_goes_on(attempt: Attempt) -> None:
     plans = (Plan("Mixed", "AdamW", split=True, scheduler="ExponentialLR"), Plan("Frozen", "UnknownOptimizer"))
     for plan in plans:
         found, _ = _save(attempt, replace(plan, steps=3))
-        module_state, saved = found[0]["module"], found[0]["saved"]
+        module_state, saved = found[0].module, found[0].state
         after = replace(plan, steps=2, scheduler="")
         _go_on_alone(attempt, after, module_state, saved)
         in_subgroup, message = replace(after, in_subgroup=True), f"saved on {attempt.world_size} ranks and loaded"
@@ -206,7 +219,7 @@ def _go_on_alone(attempt: Attempt, plan: Plan, module_state: dict, saved: dict) 
     for each in (copy.deepcopy(saved), apart):
         module = awkward.build(plan.model, 0)
         module.load_state_dict(module_state)
-        states.append(alone(plan, module, draw.x, draw.y, loaded=each).steps[-1]["state"])
+        states.append(alone(plan, module, draw.x, draw.y, loaded=each).steps[-1].state)
     message = f"{plan}, saved on {attempt.world_size} ranks and loaded by a plain optimizer"
     for name, expected in states[1].items():
         if not torch.equal(states[0][name], expected):
@@ -263,8 +276,14 @@ def foreign_states_are_rejected(attempt: Attempt) -> None:
         judge_errors(errors, f"loading a state {what}", "ValueError", hint=hint)
 
 
-def probe_cost(sharded, seed: int, x, y) -> dict:
-    """Return the peak of additional bytes and the bytes sent, for state_dict() and for state_dict(to=0)."""
+@dataclass
+class Cost:
+    extra_bytes: int  # at the peak
+    sent_bytes: float
+
+
+def probe_cost(sharded, seed: int, x, y) -> dict[int | None, Cost]:
+    """Return the costs of state_dict(to=None) and state_dict(to=0)."""
     module = awkward.build(MEMORY_MODEL, seed, torch.float32).to(device_here())
     run = begin(sharded, Plan(MEMORY_MODEL, "AdamW", dtype=torch.float32), module)
     run.step(0, x.to(device_here(), torch.float32), y.to(device_here(), torch.float32))
@@ -274,7 +293,7 @@ def probe_cost(sharded, seed: int, x, y) -> dict:
             run.optimizer.state_dict(to=to)
         totals = [sample.held.total_bytes for sample in peak.samples]
         sent = sum(wire.sent_bytes_of(call, torch.distributed.get_rank()) for call in calls)
-        found[to] = {"extra": max(totals) - totals[0], "sent": sent}
+        found[to] = Cost(max(totals) - totals[0], sent)
     return found
 
 
@@ -283,13 +302,13 @@ def nobody_else_holds_it(attempt: Attempt) -> None:
     shard_bytes = 4 * numel / attempt.world_size
     for rank, result in enumerate(attempt.run(probe_cost, per_rank=Draw(attempt).per_rank)):
         for to, rounds in ((None, attempt.world_size - 1), (0, 1)):
-            most, sent = 2 * rounds * shard_bytes * 1.01, result[to]["sent"]
+            most, sent = 2 * rounds * shard_bytes * 1.01, result[to].sent_bytes
             if (rank or to is None) and sent > most:
                 message = f"in state_dict(to={to}), this rank sends {sent:,.0f} bytes; expected at most {most:,.0f}"
                 raise Wrong({rank: message}, "Hint: which rank needs which shards?")
-        if rank and result[0]["extra"] > 3.1 * shard_bytes:  # Adam's two states, and one shard being sent
+        if rank and result[0].extra_bytes > 3.1 * shard_bytes:  # Adam's two states, and one shard being sent
             message = (
-                f"in state_dict(to=0), this rank allocates {result[0]['extra']:,} bytes; "
+                f"in state_dict(to=0), this rank allocates {result[0].extra_bytes:,} bytes; "
                 f"expected at most 3 shards of {shard_bytes:,.0f} bytes"
             )
             raise Wrong({rank: message}, "Hint: how much memory does a rank need if it only sends?")

@@ -1,20 +1,37 @@
 """Check unusual steps: with gradients that were already used, and with parameters in bfloat16."""
 
+from dataclasses import dataclass
+
 import torch
 
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference, nearly_equal
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.rejections import error_of, judge_errors
-from shared.checks.engine.sharded.plan import Plan
-from shared.checks.engine.sharded.training import HINT_ON_STALE, alone, begin, judge_states, plain, probe_sharded
+from shared.checks.engine.rejections import Error, error_of, judge_errors
+from shared.checks.engine.sharded.plan import Plan, RunReport
+from shared.checks.engine.sharded.training import (
+    HINT_ON_STALE,
+    alone,
+    begin,
+    judge_states,
+    plain,
+    probe_sharded,
+    sent_in,
+)
 from shared.checks.engine.sharded.wire import judge_traffic
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
 
-def probe_refusal(sharded, plan: Plan, seed: int, x, y) -> dict:
+@dataclass
+class Refused:
+    error: Error
+    before: dict[str, torch.Tensor]  # the state before the first step
+    after: dict[str, torch.Tensor]  # the state after the last one
+
+
+def probe_refusal(sharded, plan: Plan, seed: int, x, y) -> Refused:
     """Take a step, then one with gradients that were already used, which must raise, and then a valid one."""
     run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
     x, y = x.to(device_here()), y.to(device_here())
@@ -23,7 +40,7 @@ def probe_refusal(sharded, plan: Plan, seed: int, x, y) -> dict:
     run.backward(0, x, y)
     error = error_of(run.optimizer.step)
     run.step(1, x, y)
-    return {"error": error, "before": before, "state": awkward.state_of(run.module)}
+    return Refused(error, before, awkward.state_of(run.module))
 
 
 def used_up_gradients_are_rejected(attempt: Attempt) -> None:
@@ -32,14 +49,15 @@ def used_up_gradients_are_rejected(attempt: Attempt) -> None:
         found = attempt.run(probe_refusal, plan, per_rank=draw.per_rank)
         hint = "The second backward() adds to old gradients. Hint: what does their memory contain after a step?"
         context = "backward(), step(), and again without zero_grad()"
-        judge_errors([each["error"] for each in found], context, names="zero_grad", hint=hint)
+        judge_errors([each.error for each in found], context, names="zero_grad", hint=hint)
         run = plain(plan, plan.build(draw.seeds[0]))
         run.step(0, draw.x, draw.y)
         run.step(1, draw.x, draw.y)
-        states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
+        states = {rank: each.after for rank, each in enumerate(found)}
+        before = {rank: each.before for rank, each in enumerate(found)}
         context = f"after a rejected step, {whose}.zero_grad(), backward() and step()"
         hint = HINT_ON_STALE if whose == "model" else ""
-        judge_states(states, run.steps[-1]["state"], before, context, hint=hint)
+        judge_states(states, run.steps[-1].state, before, context, hint=hint)
 
 
 def probe_hooks(sharded, seed: int, x, y) -> dict[str, int]:
@@ -74,10 +92,10 @@ def hooks_run_once(attempt: Attempt) -> None:
 def bf16_stays_bf16(attempt: Attempt) -> None:
     plan = Plan("TwoBranches", "SGD", steps=2, dtype=torch.bfloat16)
     found = judge_bf16(attempt, plan)
-    judge_traffic(dict(enumerate(found)), plan.flats(), f"{plan}, bfloat16", {"step()": 2})
+    judge_traffic(sent_in(dict(enumerate(found))), plan.flats(), f"{plan}, bfloat16", {"step()": 2})
 
 
-def judge_bf16(attempt: Attempt, plan: Plan) -> list[dict]:
+def judge_bf16(attempt: Attempt, plan: Plan) -> list[RunReport]:
     """Compare training in bfloat16 with float64 from the same start. Returns what the probe found, by rank.
 
     A bfloat16 has 8 bits of precision. Each step rounds parameters by 2⁻⁹ of their size. It rounds gradients by a few
@@ -91,13 +109,13 @@ def judge_bf16(attempt: Attempt, plan: Plan) -> list[dict]:
     found = attempt.run(probe_sharded, plan, per_rank=draw.per_rank)
     start = awkward.build(plan.model, draw.seeds[0], torch.bfloat16).double()
     run = alone(plan, start, draw.x, draw.y)
-    for name, expected in run.steps[-1]["state"].items():
+    for name, expected in run.steps[-1].state.items():
         for rank, result in enumerate(found):
-            state = result["steps"][-1]["state"][name]
+            state = result.steps[-1].state[name]
             if state.dtype != torch.bfloat16:
                 message = f"after the last step, {name} is {state.dtype}; expected bfloat16, as at the start"
                 raise Wrong({rank: message}, "Hint: what is the dtype of the update that you add to it?")
-            if not torch.equal(state, found[0]["steps"][-1]["state"][name]):
+            if not torch.equal(state, found[0].steps[-1].state[name]):
                 raise Wrong(
                     {rank: f"{plan}: {name} differs from rank 0's"}, "Hint: which rank does each rank receive it from?"
                 )

@@ -1,8 +1,8 @@
 """Train a sharded optimizer on ranks and compare it with a plain one in one process that has all the data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,14 +10,15 @@ import torch.distributed as dist
 from shared import memory
 from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import first_difference, nearly_equal, tolerance_of, total_of
-from shared.checks.engine.failures import Wrong
-from shared.checks.engine.sharded.plan import LATE_STEP, Plan, Run
-from shared.checks.engine.sharded.wire import HINT_ON_AGAIN, judge_traffic
+from shared.checks.engine.compare import describe_calls, first_difference, nearly_equal, tolerance_of, total_of
+from shared.checks.engine.failures import Wrong, expect
+from shared.checks.engine.sharded.plan import LATE_STEP, Plan, Report, Run, RunReport, RunStep
+from shared.checks.engine.sharded.wire import HINT_ON_AGAIN, Phases, judge_traffic
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
+Found = TypeVar("Found")  # what a probe returns on a rank that takes part
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
 HINT_ON_SHARDS = "Hint: is the gradient of this shard the mean of the same elements, in the same order?"
 HINT_ON_OWNERS = "Hint: is this element in the rank's own shard, or does the rank get it from another one?"
@@ -52,11 +53,11 @@ def reject_libraries(types) -> None:
             raise AssertionError(f"your code uses {library[0].__name__}: write it by hand")
 
 
-def probe_sharded(piece, plan: Plan, seed: int, x, y) -> dict:
-    """Train. Returns the state that the ranks start with and a record of each step."""
+def probe_sharded(piece, plan: Plan, seed: int, x, y) -> RunReport | None:
+    """Train. Returns what the run has recorded, or None on a rank that does not take part."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
-        return {"outside": True}
+        return None
     module = awkward.build(plan.model, seed, plan.dtype).to(device_here())
     if not plan.wraps:  # an optimizer does not know the buffers, so the training loop makes them equal
         for buffer in module.buffers():
@@ -65,7 +66,7 @@ def probe_sharded(piece, plan: Plan, seed: int, x, y) -> dict:
     run, x = begin(piece, plan, module, group), x.to(device_here(), plan.dtype)
     start = awkward.state_of(run.module)
     run.train(x, y.to(device_here(), plan.dtype))
-    return run.report(own, x) | {"start": start}
+    return replace(run.report(own, x), start=start)
 
 
 def reference(plan: Plan, draw: Draw, members: list[int], samples_of: list[int] | None = None) -> Run:
@@ -103,13 +104,13 @@ def describe_plan(attempt: Attempt, plan: Plan) -> str:
     return f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
 
 
-def train(attempt: Attempt, plan: Plan, draw: Draw, probe) -> dict[int, dict]:
+def train(attempt: Attempt, plan: Plan, draw: Draw, probe: Callable[..., Found | None]) -> dict[int, Found]:
     """Run the probe. Returns its results by global rank, for the ranks that take part."""
     results = attempt.run(probe, plan, per_rank=draw.per_rank, context=describe_plan(attempt, plan))
     return {rank: results[rank] for rank in members_of(attempt, plan.in_subgroup)}
 
 
-def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded, judge=None) -> dict[int, dict]:
+def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded, judge=None) -> dict[int, RunReport]:
     """Train on fresh data. Returns what the probe found, by global rank.
 
     Args:
@@ -130,8 +131,8 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded, judge=Non
     steps = reference(plan, draw, list(found)).steps
     for step_index, expected in enumerate(steps):
         (judge or judge_step)(found, expected, f"{context}, step {step_index + 1}", Causes(plan, draw, step_index))
-        losses = {rank: each["steps"][step_index]["loss"] for rank, each in found.items()}
-        if plan.closure and not _mean_is(losses, expected["loss"], tolerance_of(expected["state"].values())):
+        losses = {rank: each.steps[step_index].loss for rank, each in found.items()}
+        if plan.closure and not _mean_is(losses, expected.loss, tolerance_of(expected.state.values())):
             message = f"{context}: step(closure) returned {losses}; expected the value that closure() returned"
             raise Wrong(message, "Hint: what happens to the result of closure()?")
     judge_evaluation(plan, draw, found, steps, context)
@@ -140,7 +141,7 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded, judge=Non
 
 def trains(
     plans: Sequence[Plan] | Callable[[Attempt], Sequence[Plan]],
-    *claims: Callable[[dict[int, dict], Any], None],  # the second argument is the plan
+    *claims: Callable[[dict[int, RunReport], Any], None],  # the second argument is the plan
     probe=probe_sharded,
 ) -> Callable[[Attempt], None]:
     """Return the judge of a check: every training equals that of one process, and the claims hold for it.
@@ -160,12 +161,36 @@ def trains(
     return judge
 
 
-def sends(rounds_in: dict[str, int]) -> Callable[[dict[int, dict], Plan], None]:
+def sends(rounds_in: dict[str, int]) -> Callable[[dict[int, RunReport], Plan], None]:
     """Return the claim that each step sends the flat tensors this many times in each phase: see judge_traffic()."""
-    return lambda found, plan: judge_traffic(found, plan.flats(), str(plan), rounds_in, HINT_ON_AGAIN * plan.wraps)
+    return lambda found, plan: judge_traffic(
+        sent_in(found), plan.flats(), str(plan), rounds_in, HINT_ON_AGAIN * plan.wraps
+    )
 
 
-def starts_equal(found: dict[int, dict], plan: Plan) -> None:
+def sent_in(found: dict[int, RunReport]) -> dict[int, list[Phases]]:
+    """Return what each rank sent in each step, by global rank."""
+    return {rank: [step.calls for step in result.steps] for rank, result in found.items()}
+
+
+def judge_building(found: dict[int, RunReport], plan: Plan) -> None:
+    """Check that the constructor sends each parameter, and a wrapper's also each buffer, at most once.
+
+    Raises:
+        Wrong: If it sends more bytes.
+    """
+    module = awkward.build(plan.model, 0)
+    other = [*(p for p in module.parameters() if not p.requires_grad), *(module.buffers() if plan.wraps else ())]
+    most = sum(each.nbytes for each in other) + sum(flat.filled_bytes(len(found)) for flat in plan.flats())
+    expect(
+        {rank: result.building for rank, result in found.items()},
+        lambda calls: sum(call.payload_bytes for call in calls) <= most,
+        lambda calls: f"{plan}, in the constructor: {describe_calls(calls)}; expected at most {most} bytes",
+        f"Hint: how many times is each parameter{' and each buffer' * plan.wraps} sent?",
+    )
+
+
+def starts_equal(found: dict[int, RunReport], plan: Plan) -> None:
     """Check that all ranks start with the same bits.
 
     Raises:
@@ -173,16 +198,16 @@ def starts_equal(found: dict[int, dict], plan: Plan) -> None:
     """
     frozen = [name for name, p in awkward.build(plan.model, 0).named_parameters() if not p.requires_grad]
     for rank, result in found.items():
-        for name, expected in found[min(found)]["start"].items():
-            if not torch.equal(result["start"][name], expected):
+        for name, expected in found[min(found)].start.items():
+            if not torch.equal(result.start[name], expected):
                 hint = "Hint: which parameters does the model use although the optimizer never updates them?"
                 hint = "Hint: what does a module hold besides trainable parameters?" if plan.wraps else hint
                 evidence = f"{awkward.describe(plan.model)}: before the first step, {name} differs from rank 0's"
                 raise Wrong({rank: evidence}, hint if plan.wraps or name in frozen else "")
 
 
-def _reject_replaced_parameters(found: dict[int, dict], context: str) -> None:
-    wrong = {rank: result["replaced"] for rank, result in found.items() if result["replaced"]}
+def _reject_replaced_parameters(found: dict[int, RunReport], context: str) -> None:
+    wrong = {rank: result.replaced for rank, result in found.items() if result.replaced}
     if wrong:
         where = wrong[min(wrong)]
         evidence = f"{context}: nn.Parameter objects in {where} were replaced"
@@ -197,11 +222,11 @@ def _mean_is(losses: dict, expected: torch.Tensor, tolerance: float) -> bool:
     return nearly_equal(mean, expected.double().reshape(()), tolerance)
 
 
-def judge_step(found: dict[int, dict], reference: dict, context: str, causes: "Causes") -> None:
+def judge_step(found: Mapping[int, Report], reference: RunStep, context: str, causes: "Causes") -> None:
     """Compare the state after one step, on every rank, with that of one process.
 
     Args:
-        found: What the probe found, by global rank: `start` and `steps`.
+        found: What the probe found, by global rank.
         reference: What Run has recorded of this step.
         context: What was tried.
         causes: The possible causes, for the index of the step.
@@ -210,21 +235,17 @@ def judge_step(found: dict[int, dict], reference: dict, context: str, causes: "C
         Wrong: If a parameter or a buffer differs.
     """
     step_index = causes.step_index
-    states = {rank: each["steps"][step_index]["state"] for rank, each in found.items()}
-    before = {
-        rank: each["steps"][step_index - 1]["state"] if step_index else each["start"] for rank, each in found.items()
-    }
-    judge_states(states, reference["state"], before, context, causes)
-    for (rank, state), buffers in zip(
-        states.items() if reference["buffers"] else (), reference["buffers"], strict=True
-    ):
+    states = {rank: each.steps[step_index].state for rank, each in found.items()}
+    before = {rank: each.steps[step_index - 1].state if step_index else each.start for rank, each in found.items()}
+    judge_states(states, reference.state, before, context, causes)
+    for (rank, state), buffers in zip(states.items() if reference.buffers else (), reference.buffers, strict=True):
         for name, expected in buffers.items():
             if not nearly_equal(state[name], expected, tolerance_of(buffers.values())):
                 hint = awkward.HINT_ON_FORWARDS if awkward.is_statistic(name) else ""
                 raise Wrong({rank: f"{context}: {name}, {first_difference(state[name], expected)}"}, hint)
 
 
-def judge_evaluation(plan: Plan, draw: Draw, found: dict[int, dict], steps: list[dict], context: str) -> None:
+def judge_evaluation(plan: Plan, draw: Draw, found: Mapping[int, Report], steps: list[RunStep], context: str) -> None:
     """Compare the ranks' outputs in eval mode after the last step with those of one process.
 
     Probes without a wrapper do not evaluate.
@@ -233,12 +254,12 @@ def judge_evaluation(plan: Plan, draw: Draw, found: dict[int, dict], steps: list
         Wrong: If an output differs.
     """
     for index, (rank, result) in enumerate(found.items()):
-        if plan.model not in awkward.HAVE_MODES or "evaluated" not in result:
+        if plan.model not in awkward.HAVE_MODES or result.evaluated is None:
             continue
-        state = steps[-1]["state"] | (steps[-1]["buffers"][index] if steps[-1]["buffers"] else {})
+        state = steps[-1].state | (steps[-1].buffers[index] if steps[-1].buffers else {})
         expected = awkward.evaluate(plan.build(0), state, draw.shares[rank][0])
-        if not nearly_equal(result["evaluated"], expected):
-            message = f"{context}: after eval(), the output is wrong: {first_difference(result['evaluated'], expected)}"
+        if not nearly_equal(result.evaluated, expected):
+            message = f"{context}: after eval(), the output is wrong: {first_difference(result.evaluated, expected)}"
             raise Wrong({rank: message}, awkward.HINT_ON_MODES)
 
 
@@ -287,7 +308,7 @@ class Causes:
             )
         for other, whose, hint in others:
             if size > 1 or whose == members:
-                expected = reference(other, self.draw, members, whose).steps[self.step_index]["state"]
+                expected = reference(other, self.draw, members, whose).steps[self.step_index].state
                 if name in expected and nearly_equal(found, expected[name], tolerance):
                     return hint
         return self.otherwise()

@@ -42,7 +42,16 @@ def bytes_of(plan: UnitPlan, world_size: int) -> Bytes:
     return Bytes(stored, root, max(units, default=0), sum(units))
 
 
-def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, seed: int, x, y) -> dict:
+@dataclass
+class Measured:
+    """The bytes that a rank holds."""
+
+    held: dict[str, int]  # in tensors, by moment
+    hidden: int  # at the end, in objects that are not tensors
+    samples: list[tuple[str, memory.Held]]  # in the last step: the phases, and what was held
+
+
+def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, seed: int, x, y) -> Measured:
     """Train three steps and measure the memory of this rank.
 
     The last step ends in a forward without gradients, which must not unshard everything at once, either.
@@ -55,15 +64,12 @@ def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, 
         seed: The seed of the model.
         x: The inputs.
         y: The targets.
-
-    Returns:
-        The bytes of all tensors by moment, the bytes of objects that are not tensors, and the samples of the peak.
     """
     ignore_existing_objects()
     return _train(wrapper, plan, most, skipped, seed, x, y)
 
 
-def _train(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, seed: int, x, y) -> dict:
+def _train(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, seed: int, x, y) -> Measured:
     before_bytes = living_bytes()
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     wrapped = shard(wrapper, module, plan)
@@ -102,7 +108,7 @@ def _train(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, seed: 
         optimizer.zero_grad()
         with torch.no_grad():
             wrapped(x)
-    return {"held": held, "hidden": hidden_bytes(), "samples": [(sample.phase, sample.held) for sample in peak.samples]}
+    return Measured(held, hidden_bytes(), [(sample.phase, sample.held) for sample in peak.samples])
 
 
 def judge_memory(attempt: Attempt, plan: UnitPlan, skipped: str = "") -> None:
@@ -125,14 +131,14 @@ def judge_memory(attempt: Attempt, plan: UnitPlan, skipped: str = "") -> None:
     allowed = {moment: SLACK * nbytes + 10_000 for moment, nbytes in most.items()}
     found = attempt.run(probe_memory, plan, allowed, skipped, per_rank=Draw(attempt, [SAMPLES] * size).per_rank)
     for rank, result in enumerate(found):
-        for moment, nbytes in result["held"].items():
+        for moment, nbytes in result.held.items():
             if nbytes > allowed[moment]:
                 message = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
                 raise Wrong({rank: f"{message} ({_said(own, moment, here)})"}, _HINTS[moment])
-        if result["hidden"] > (SLACK - 1) * state + 10_000:
-            evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are not tensors"
+        if result.hidden > (SLACK - 1) * state + 10_000:
+            evidence = f"{result.hidden:,} bytes are in arrays, bytes or storages that are not tensors"
             raise Wrong({rank: f"{plan}: {evidence}"}, "Hint: whose values are they, and does this rank need them?")
-        _judge_samples(rank, result["samples"], said_plan, own, here, prefetch, skipped)
+        _judge_samples(rank, result.samples, said_plan, own, here, prefetch, skipped)
 
 
 def _said(own: Bytes, moment: str, here: int) -> str:

@@ -16,7 +16,7 @@ from shared.checks.engine.attempts import Attempt
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import tolerance_of
 from shared.checks.engine.failures import Wrong
-from shared.checks.engine.sharded.plan import Plan
+from shared.checks.engine.sharded.plan import Plan, Report, RunStep, StepRecord
 from shared.checks.engine.sharded.training import (
     Causes,
     describe_plan,
@@ -182,29 +182,54 @@ def new_optimizer(plan: Plan, wrapped) -> torch.optim.Optimizer:
     return cls(wrapped.parameters(), **settings)
 
 
-def take_step(wrapped, optimizer, plan: UnitPlan, x, y) -> dict:
-    """Take one step. Returns the calls of training and of clipping, and the norm."""
+@dataclass
+class UnitStep(StepRecord):
+    """What a rank records of one step."""
+
+    training: list[instrumentation.Call] = field(default_factory=list)
+    clipping: list[instrumentation.Call] = field(default_factory=list)
+    evaluating: list[instrumentation.Call] = field(default_factory=list)  # in a forward after the step
+    reduced: bool = False  # whether any shard had a gradient before the optimizer's step
+
+
+def take_step(wrapped, optimizer, plan: UnitPlan, x, y) -> UnitStep:
+    """Take one step. Returns its record, without what is evaluated after it."""
     optimizer.zero_grad()
     chunks = list(zip(x.chunk(plan.micro_batches), y.chunk(plan.micro_batches), strict=True))
-    with instrumentation.listening() as training:
+    done = UnitStep()
+    with instrumentation.listening() as done.training:
         for number, part in enumerate(chunks, 1):
             (awkward.loss_of(wrapped, *part) / plan.micro_batches).backward()
             if plan.finish_each or number == len(chunks):
                 wrapped.finish_gradient_sync()
-    reduced = any(each.grad is not None for each in wrapped.parameters())
-    done = {"training": training, "norm": None, "reduced": reduced}
-    with instrumentation.listening() as done["clipping"]:
+    done.reduced = any(each.grad is not None for each in wrapped.parameters())
+    with instrumentation.listening() as done.clipping:
         if plan.max_norm is not None:
-            done["norm"] = torch.as_tensor(wrapped.clip_grad_norm_(plan.max_norm)).detach().cpu().clone()
+            done.norm = torch.as_tensor(wrapped.clip_grad_norm_(plan.max_norm)).detach().cpu().clone()
     optimizer.step()
     return done
 
 
-def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
-    """Train, and capture the state in a forward without gradients after each step. Returns a record of every step."""
+@dataclass
+class UnitReport(Report):
+    """What a rank found in a training."""
+
+    steps: list[UnitStep]
+    evaluating: list[instrumentation.Call] = field(default_factory=list)  # in a forward before the first step
+    dtypes: list[tuple[torch.dtype, torch.dtype | None]] = field(default_factory=list)  # of the shards and gradients
+    few_digits: bool = False  # whether all gradients of shards are representable in bfloat16
+    whole: dict[str, torch.Tensor] = field(default_factory=dict)  # full_state_dict(), in a subgroup
+
+
+def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> UnitReport | None:
+    """Train, and capture the state in a forward without gradients after each step.
+
+    Returns:
+        What was found, or None on a rank that does not take part.
+    """
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
-        return {"outside": True}
+        return None
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     read_state = StateReader(module)
     with instrumentation.listening() as building:
@@ -212,32 +237,33 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     optimizer = new_optimizer(plan, wrapped)
     inputs, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
     x = inputs
-    found = {"building": building, "steps": [], "owned": sum(p.numel() for p in wrapped.parameters())}
+    found = UnitReport([], building)
 
-    def evaluate() -> dict:
+    def evaluate() -> tuple[dict[str, torch.Tensor], list[instrumentation.Call]]:
         modes = {each: each.training for each in wrapped.modules()}
         wrapped.eval()
         with torch.no_grad(), instrumentation.listening() as calls:
             output, state = read_state(lambda: wrapped(inputs))
         for each, mode in modes.items():
             each.training = mode
-        found["evaluated"] = output.cpu()
-        return {"state": state, "evaluating": calls}
+        found.evaluated = output.cpu()
+        return state, calls
 
-    start = evaluate()
-    found |= {"start": start["state"], "evaluating": start["evaluating"]}
+    found.start, found.evaluating = evaluate()
     for _ in range(plan.steps):
-        found["steps"].append(take_step(wrapped, optimizer, plan, x, y) | evaluate())
+        done = take_step(wrapped, optimizer, plan, x, y)
+        done.state, done.evaluating = evaluate()
+        found.steps.append(done)
         x = awkward.other_branches(x)
-    found["shards"] = [(p.dtype, None if p.grad is None else p.grad.dtype) for p in wrapped.parameters()]
+    found.dtypes = [(p.dtype, None if p.grad is None else p.grad.dtype) for p in wrapped.parameters()]
     gradients = [p.grad for p in wrapped.parameters() if p.grad is not None]
-    found["few digits"] = all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in gradients)
+    found.few_digits = all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in gradients)
     if plan.in_subgroup:
-        found["whole"] = {name: value.cpu() for name, value in wrapped.full_state_dict().items()}
+        found.whole = {name: value.cpu() for name, value in wrapped.full_state_dict().items()}
     return found
 
 
-def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
+def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, UnitReport]:
     """Train on fresh data. Returns what probe_units found, by global rank.
 
     Raises:
@@ -247,31 +273,29 @@ def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
     draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe_units)
     members = list(found)
-    judge_start({rank: each["start"] for rank, each in found.items()}, plan, draw.seeds[members[0]], context)
+    judge_start({rank: each.start for rank, each in found.items()}, plan, draw.seeds[members[0]], context)
     steps = reference(plan, draw, members).steps
     for number, expected in enumerate(steps):
         message = f"{context}, step {number + 1}"
-        reject_missing(
-            {rank: each["steps"][number]["state"] for rank, each in found.items()}, expected["state"], message
-        )
-        idle = [rank for rank, each in found.items() if not each["steps"][number]["reduced"]]
+        reject_missing({rank: each.steps[number].state for rank, each in found.items()}, expected.state, message)
+        idle = [rank for rank, each in found.items() if not each.steps[number].reduced]
         if idle:
             evidence = f"{message}: before the optimizer's step, no shard has a gradient"
             raise Wrong(dict.fromkeys(idle, evidence), "Hint: which call gives shard.grad its value?")
         if plan.max_norm is not None:
-            _judge_norms({rank: each["steps"][number]["norm"] for rank, each in found.items()}, expected, message)
+            _judge_norms({rank: each.steps[number].norm for rank, each in found.items()}, expected, message)
         judge_step(found, expected, message, UnitCauses(plan, draw, number))
     judge_evaluation(plan, draw, found, steps, context)
     return found
 
 
-def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str) -> None:
-    norm = expected["norm"].item()
+def _judge_norms(norms: dict[int, torch.Tensor], expected: RunStep, context: str) -> None:
+    norm = expected.norm.item()
     wrong = {
         rank: f"{context}: the norm is {found.item():.6g}, expected {norm:.6g}"
         for rank, found in norms.items()
         if found.numel() != 1
-        or not abs(found.item() - norm) <= 10 * tolerance_of(expected["state"].values()) * max(1, norm)
+        or not abs(found.item() - norm) <= 10 * tolerance_of(expected.state.values()) * max(1, norm)
     }
     if wrong:
         hint = "Hint: over which elements do you compute the norm? And do you add up norms or their squares?"

@@ -13,10 +13,19 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong
 from shared.checks.engine.sharded.training import train
-from shared.checks.engine.sharded.unit_training import UnitPlan, layout_of, new_optimizer, probe_units, shard, take_step
+from shared.checks.engine.sharded.unit_training import (
+    UnitPlan,
+    UnitReport,
+    layout_of,
+    new_optimizer,
+    probe_units,
+    shard,
+    take_step,
+)
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
+from shared.wire.instrumentation import Call
 
 _NOT_REACHED = {"Frozen": (0,)}  # units that backward does not reach
 _CALLS = {"Twice": (2, 2, 1)}  # how often a forward calls each unit
@@ -68,18 +77,18 @@ def judge_sent(calls: dict[int, list], flats: list[Flat], context: str) -> None:
         raise
 
 
-def judge_building(plan: UnitPlan, found: dict[int, dict]) -> None:
+def judge_building(plan: UnitPlan, building: dict[int, list[Call]]) -> None:
     """Check that building the wrapper sends each parameter and buffer at most once, with padding.
 
     Raises:
         Wrong: If more is sent.
     """
-    parts, size = layout_of(plan.model, plan.dtype).parts(), len(found)
+    parts, size = layout_of(plan.model, plan.dtype).parts(), len(building)
     buffers = sum(each.nbytes for each in unit_models.build(plan.model, 0, plan.dtype).buffers())
     most = buffers + sum(part.stored.filled_bytes(size) for part in parts)
-    for rank, result in found.items():
-        if sum(call.payload_bytes for call in result["building"]) > most:
-            message = f"{plan}, in the constructor: {describe_calls(result['building'])}; expected at most {most} bytes"
+    for rank, calls in building.items():
+        if sum(call.payload_bytes for call in calls) > most:
+            message = f"{plan}, in the constructor: {describe_calls(calls)}; expected at most {most} bytes"
             raise Wrong({rank: message}, "Hint: is each parameter sent once?")
 
 
@@ -93,19 +102,19 @@ def judge_unit_traffic(attempt: Attempt, plans: list[UnitPlan]) -> None:
         judge_traffic(plan, train(attempt, plan, Draw(attempt), probe_units))
 
 
-def judge_traffic(plan: UnitPlan, found: dict[int, dict]) -> None:
+def judge_traffic(plan: UnitPlan, found: dict[int, UnitReport]) -> None:
     """Check what probe_units has found, by global rank.
 
     Raises:
         Wrong: If a step, or a forward without gradients, sends more or less than it needs.
     """
-    judge_building(plan, found)
-    _judge_evaluating(plan, {rank: result["evaluating"] for rank, result in found.items()}, "before the first step")
+    judge_building(plan, {rank: result.building for rank, result in found.items()})
+    _judge_evaluating(plan, {rank: result.evaluating for rank, result in found.items()}, "before the first step")
     for number in range(plan.steps):
-        steps = {rank: result["steps"][number] for rank, result in found.items()}
-        training = {rank: step["training"] for rank, step in steps.items()}
+        steps = {rank: result.steps[number] for rank, result in found.items()}
+        training = {rank: step.training for rank, step in steps.items()}
         judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")
-        _judge_evaluating(plan, {rank: step["evaluating"] for rank, step in steps.items()}, f"after step {number + 1}")
+        _judge_evaluating(plan, {rank: step.evaluating for rank, step in steps.items()}, f"after step {number + 1}")
 
 
 def _judge_evaluating(plan: UnitPlan, calls: dict[int, list], when: str) -> None:
@@ -121,11 +130,11 @@ def _judge_evaluating(plan: UnitPlan, calls: dict[int, list], when: str) -> None
         raise
 
 
-def probe_turns(wrapper, plan: UnitPlan, seed: int, x, y) -> list[list]:
+def probe_turns(wrapper, plan: UnitPlan, seed: int, x, y) -> list[list[Call]]:
     """Train without a forward between the steps. Returns the calls of each step."""
     wrapped = shard(wrapper, unit_models.build(plan.model, seed).to(device_here()), plan)
     optimizer, x, y = new_optimizer(plan, wrapped), x.to(device_here()), y.to(device_here())
-    return [take_step(wrapped, optimizer, plan, x, y)["training"] for _ in range(plan.steps)]
+    return [take_step(wrapped, optimizer, plan, x, y).training for _ in range(plan.steps)]
 
 
 def nothing_travels_in_vain(attempt: Attempt) -> None:
@@ -148,8 +157,8 @@ def one_element_more_travels(attempt: Attempt) -> None:
     for model in ("Mixed", "Blocks"):
         plan = UnitPlan(model, steps=2, max_norm=0.05)
         for rank, result in train(attempt, plan, Draw(attempt), probe_units).items():
-            for number, step in enumerate(result["steps"], 1):
-                calls = step["clipping"]
+            for number, step in enumerate(result.steps, 1):
+                calls = step.clipping
                 most = 2 if attempt.world_size == 1 else attempt.world_size  # an all_gather is fine, too
                 if len(calls) > 1 or sum(call.payload_bytes for call in calls) > 8 * most:
                     message = f"{plan}, clip_grad_norm_ in step {number}: {describe_calls(calls)}; expected one element"
@@ -165,14 +174,14 @@ def bf16_halves_what_travels(attempt: Attempt) -> None:
     for plan in (UnitPlan("Blocks", dtype=torch.bfloat16, steps=2), replace(computing, micro_batches=3)):
         found = train(attempt, plan, Draw(attempt), probe_units)
         for number in range(plan.steps):
-            training = {rank: result["steps"][number]["training"] for rank, result in found.items()}
+            training = {rank: result.steps[number].training for rank, result in found.items()}
             judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")
         for rank, result in found.items():
             hint = "Hint: in which dtype does the optimizer compute?"
-            wrong = {kind for kinds in result["shards"] for kind in kinds if kind not in (plan.dtype, None)}
+            wrong = {kind for kinds in result.dtypes for kind in kinds if kind not in (plan.dtype, None)}
             if wrong:
                 message = f"{plan}: parameters() or their gradients are {', '.join(map(str, wrong))}"
                 raise Wrong({rank: f"{message}; expected {plan.dtype}, as in the model"}, hint)
-            if plan.dtype == torch.float32 and result["few digits"]:
+            if plan.dtype == torch.float32 and result.few_digits:
                 message = f"{plan}: after the last micro-batch, the gradients are rounded to bfloat16"
                 raise Wrong({rank: f"{message}; expected the precision of float32"}, hint)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from shared import wire
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.failures import Wrong, expect
-from shared.checks.models import awkward
 from shared.wire import instrumentation
 
+Phases = dict[str, list[instrumentation.Call]]  # what a rank sends in a step, by phase
 _HINTS = {
     "barrier": "Hint: which of these messages sends a gradient or a parameter?",
     "all_reduce": "An all_reduce gives every rank the whole sum. Hint: which shard of it does this rank need?",
@@ -58,12 +58,12 @@ def flats_of(groups: list[list]) -> list[Flat]:
 
 
 def judge_traffic(
-    found: dict[int, dict], flats: list[Flat], context: str, rounds_in: dict[str, int], again: str = ""
+    sent: dict[int, list[Phases]], flats: list[Flat], context: str, rounds_in: dict[str, int], again: str = ""
 ) -> None:
     """Compare what each step of a training sends with what the flat tensors need.
 
     Args:
-        found: What the ranks have recorded, by global rank.
+        sent: What each rank sent in each step, by global rank.
         flats: The flat tensors.
         context: What was tried.
         rounds_in: The rounds, by phase of a step, or by several phases: "backward() and step()".
@@ -72,35 +72,17 @@ def judge_traffic(
     Raises:
         Wrong: If a step sends more or less in a phase, or anything where it needs no rounds.
     """
-    for step_index in range(len(next(iter(found.values()))["steps"])):
+    for step_index in range(len(next(iter(sent.values())))):
         for phases, rounds in rounds_in.items():
-            recorded = {rank: result["steps"][step_index]["calls"] for rank, result in found.items()}
             calls = {
-                rank: [call for phase in phases.split(" and ") for call in own.get(phase, ())]
-                for rank, own in recorded.items()
+                rank: [call for phase in phases.split(" and ") for call in steps[step_index].get(phase, ())]
+                for rank, steps in sent.items()
             }
             message = f"{context}, step {step_index + 1}, {phases}"
             if rounds:
                 judge_rounds(calls, flats, rounds, message, again if "step()" in phases else "")
             else:
                 reject_messages(calls, message, _HINT_ON_SILENCE if phases == "no_sync()" else _HINT_ON_EARLY)
-
-
-def judge_building(found: dict[int, dict], plan) -> None:
-    """Check that the constructor sends each parameter, and a wrapper's also each buffer, at most once.
-
-    Raises:
-        Wrong: If it sends more bytes.
-    """
-    module = awkward.build(plan.model, 0)
-    other = [*(p for p in module.parameters() if not p.requires_grad), *(module.buffers() if plan.wraps else ())]
-    most = sum(each.nbytes for each in other) + sum(flat.filled_bytes(len(found)) for flat in plan.flats())
-    expect(
-        {rank: result["building"] for rank, result in found.items()},
-        lambda calls: sum(call.payload_bytes for call in calls) <= most,
-        lambda calls: f"{plan}, in the constructor: {describe_calls(calls)}; expected at most {most} bytes",
-        f"Hint: how many times is each parameter{' and each buffer' * plan.wraps} sent?",
-    )
 
 
 def judge_rounds(
