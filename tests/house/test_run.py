@@ -446,6 +446,12 @@ def test_ci_requires_all_mutants():
     assert (ROOT / ".ci" / "run").read_text().endswith("\nmake test ALL=1\n")
 
 
+def test_pyright_reads_only_a_chapter_that_was_chosen():
+    whole, chapter = (phases.lint(Selection(chapter=name)).commands for name in ("", "08_zero2"))
+    assert chapter[:-1] == whole[:-1] and whole[-1][-2:] == ("--project", "pyproject.toml")
+    assert chapter[-1][-2:] == ("shared/checks/zero2", "solutions/zero2.py")
+
+
 def test_exhaustive_tests_run_in_ci_in_their_chapter_and_after_a_failure():
     assert "not gpu and not exhaustive" in phases.unit(Selection()).commands[0]
     assert phases.unit(Selection()).mutants_of == ()
