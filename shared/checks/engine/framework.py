@@ -74,6 +74,7 @@ WORLD_SIZES = (1, 2, 3, 4)
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 RIGHT_AT_FIRST = "this check passed, but a longer training gave wrong results, so the exercise earns no points: see"
 NOT_RUN = "this check"  # begins the reason why a check did not run
+MOST_EVIDENCE = 500  # characters in the message of an error
 FAILURES_BEFORE_OURS = 3
 _POSITION = re.compile(r"^ .*\bline \d+: .*$", re.MULTILINE)  # in the evidence for an error that the piece raised
 
@@ -153,7 +154,11 @@ class Exercise:
         prints.show()
         skipped = [verdict.check for verdict in missing if not verdict.ran]
         counts = [_count(failed, "failed")] * bool(failed) + [_count(skipped, "did not run")] * bool(skipped)
-        raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {', '.join(counts)}.")
+        # A program that executes notebooks reports only the error, without what is displayed above it.
+        why = (
+            "" if reader.present() else f" {missing[0].check}: {' '.join(missing[0].evidence.split())}"[:MOST_EVIDENCE]
+        )
+        raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {', '.join(counts)}.{why}")
 
     def show_ours(self) -> None:
         """Show our version of this exercise, and record in a lab that it was seen."""
