@@ -78,7 +78,7 @@ class Carried:
         return bool(at_ports) and owners <= {None, 0, os.getuid()}
 
     def _stays_with_one_rank(self, ends: tuple[int, int]) -> bool:
-        """Return whether both ends belong to one rank. IPython wakes its own threads in this way, for example to print.
+        """Return whether both ends belong to one rank, which sends nothing to other ranks in this way.
 
         If ranks do not have users of their own, this is unknown, and the result is False.
         """
@@ -95,7 +95,7 @@ class Meter:
     """Measures from outside how many bytes ranks send to each other.
 
     Args:
-        ranks: Returns the set of ranks, which knows the ports to which it connects and of its store.
+        ranks: Returns the set of ranks, which knows the port of its lines and those of its store.
         announced_ports: Returns the ports that the ranks' process groups announced, and those from which gates pass
             ranks' requests on to the store. Returns None if these ports are unknown.
     """
@@ -162,7 +162,7 @@ class Meter:
         ranks = self._ranks()
         known = {ranks.store_ports[-1], *announced}
         users = {ends: sent.user for ends, sent in now.by_end.items()}
-        # A rank may connect to itself, as IPython does. Both ends of a connection to the store's own port belong to the
+        # A rank may connect to itself. Both ends of a connection to the store's own port belong to the
         # judge, because ranks are given another port.
         between = {
             ends

@@ -54,7 +54,7 @@ def start(
             the ranks.
         RanksError: If the ranks do not start.
     """
-    folders.check_installed("torch", "IPython", "jinja2")
+    folders.check_installed("torch", "IPython", "cloudpickle", "jinja2")
     # Imported here because ranks and the fork server import this package without IPython.
     from shared.ranks import magic
     from shared.ranks.rankset import RankSet

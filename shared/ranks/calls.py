@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 
 _NOTEBOOK = "__main__"
+_STATE = ("__defaults__", "__kwdefaults__", "__qualname__", "__annotations__", "__doc__")  # of a function
 
 
 def pack(fn: Callable, args: tuple) -> bytes:
@@ -39,10 +40,10 @@ class _Pickler(cloudpickle.Pickler):
         if not isinstance(obj, types.FunctionType) or _is_importable(obj):
             return super().reducer_override(obj)
         contents = [each.cell_contents for each in obj.__closure__ or ()]
-        state = contents, obj.__defaults__, obj.__kwdefaults__, obj.__qualname__, obj.__dict__
+        state = {name: getattr(obj, name) for name in _STATE}
         home = obj.__globals__.get("__name__", _NOTEBOOK)
         made_of = marshal.dumps(obj.__code__), obj.__name__, home, len(contents)
-        return _empty_function, made_of, state, None, None, _fill_function
+        return _empty_function, made_of, (contents, state, obj.__dict__), None, None, _fill_function
 
 
 def _is_importable(function: types.FunctionType) -> bool:
@@ -62,7 +63,9 @@ def _empty_function(code: bytes, name: str, home: str, cells: int) -> types.Func
 
 
 def _fill_function(function: types.FunctionType, state: tuple) -> None:
-    contents, function.__defaults__, function.__kwdefaults__, function.__qualname__, own = state
+    contents, attributes, own = state
+    for name, value in attributes.items():
+        setattr(function, name, value)
     for cell, content in zip(function.__closure__ or (), contents, strict=True):
         cell.cell_contents = content
     function.__dict__.update(own)

@@ -29,7 +29,7 @@ class ForkServer:
         run_dir: A folder for the logs and files of all processes.
         as_root: The beginning of a command that runs the rest of it as root.
         isolation: How to separate the ranks from each other, if at all: the `module` whose function `enter` every
-            process calls first, and what else that function needs to know.
+            rank calls first, and what else that function needs to know.
         held: The open file with which all processes hold run_dir (see folders.py).
     """
 
@@ -40,7 +40,7 @@ class ForkServer:
         if isolation:
             environment[forkserver.ISOLATION] = json.dumps(isolation)
         environment |= nccl.preloading()
-        self.run_dir, self.isolation, self._as_root = run_dir, isolation, as_root
+        self.run_dir, self._as_root = run_dir, as_root
         self._held = held
         self.pids: dict[int, int] = {}  # rank → pid
         self.ended: dict[int, int] = {}  # pid → exit status; a negative one is the signal that ended the process

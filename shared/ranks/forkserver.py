@@ -107,7 +107,7 @@ def _preload(run_dir: str) -> None:
     import torch._dynamo
     import torch.distributed  # noqa: F401
 
-    from shared.ranks import interactive, rankside  # noqa: F401
+    from shared.ranks import interactive, lines, rankside  # noqa: F401
 
     interactive.start_shell(os.path.join(run_dir, "profile"))
     gc.freeze()
@@ -130,6 +130,7 @@ def _handle(request: dict, run_dir: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if request["group"] else os.kill)(request["pid"], request["number"])
     elif request["do"] == "ranks":
+        # Ranks inherit all tokens. These are of no use once every rank has connected, which is before any cell runs.
         for rank, invitation in enumerate(request["invitations"]):
             host = {}
             if _hosts:

@@ -32,7 +32,8 @@ _cell: asyncio.Task | None = None  # the latest cell that awaited something
 def run_to_its_end(coroutine: Coroutine):
     """Return the result of a cell that awaits something at its top level.
 
-    All cells use the same event loop, because a later cell may await what an earlier one made.
+    All such cells use the same event loop, because a later one may await what an earlier one made. In other cells no
+    loop runs, so asyncio.run() works there.
     """
     global _cell
     _cell = _loop().create_task(coroutine)
@@ -83,6 +84,10 @@ class Shell(InteractiveShell):
     def _tee(self, channel: str):
         """Do nothing. IPython 9 would keep everything that cells ever printed."""
         yield
+
+    def ask_exit(self) -> None:
+        """End the cell, as sys.exit() does: `exit()` and `quit()` call this method."""
+        raise SystemExit
 
     def enable_gui(self, gui=None) -> None:
         """Do nothing, because no window can open here. `%matplotlib inline` calls this method, too."""

@@ -206,11 +206,15 @@ class Answer:
 def answer_calls(port: int, token: bytes) -> None:
     """Connect this rank to the kernel, and answer one call after the other. Never returns."""
     connection = _connection(socket.create_connection(("127.0.0.1", port), timeout=_STALLED_AFTER_S))
+    process = os.getpid()
     with contextlib.suppress(OSError, EOFError):  # The line has ended or stalled, so it cannot be used any more.
         connection.send_bytes(token)
         while connection.poll(None):
             received = connection.recv_bytes()
-            connection.send_bytes(received[: _NUMBER.size] + _called(received[_NUMBER.size :]))
+            answer = _called(received[_NUMBER.size :])
+            if os.getpid() != process:  # The call has forked, and the line belongs to the parent.
+                os._exit(0)
+            connection.send_bytes(received[: _NUMBER.size] + answer)
     while True:  # until the kernel, which has noticed it, ends this process
         signal.pause()
 

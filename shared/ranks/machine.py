@@ -30,7 +30,7 @@ from shared.ranks.facts import Facts
 from shared.ranks.outlook import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("torch", "jupyterlab", "ipywidgets", "matplotlib", "nbval", "pytest")
+PACKAGES = ("torch", "cloudpickle", "jupyterlab", "ipywidgets", "matplotlib", "nbval", "pytest")
 LAB_PORT = 8888  # the port that JupyterLab tries first
 OPTIONAL = (  # the names a program may have, its Debian package, and its purpose
     (("chromium", "chromium-browser", "google-chrome"), "chromium", "the browser tests"),

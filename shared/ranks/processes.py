@@ -138,11 +138,20 @@ class RankProcesses:
             self.placement = self.placement.on_shared_gpus(self._server.start_mps())
 
     def restart(self) -> None:
-        """Replace every rank with a new process. Their variables are lost."""
+        """Replace every rank with a new process. Their variables are lost.
+
+        Raises:
+            RanksError: If the ranks do not start.
+        """
         self.starts += 1
         # Choose devices again, because a GPU may have been lost.
         self.placement = self._place()
-        self._start_where_possible(self._replace_ranks)
+        try:
+            self._start_where_possible(self._replace_ranks)
+        except RanksError:
+            raise
+        except (RuntimeError, TimeoutError) as error:
+            raise RanksError(f"The ranks did not start again: {error}") from error
 
     def _replace_ranks(self) -> None:
         self._server.end_ranks()

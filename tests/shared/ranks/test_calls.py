@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 scale = 2
 
-def scaled(value, *more, plus=0):
+def scaled(value: int, *more, plus=0) -> int:
     "Return the value times the scale."
     return scale * value + sum(more) + plus
 
@@ -60,6 +60,7 @@ def test_a_function_of_the_notebook_uses_the_variables_of_the_rank(notebook):
     assert notebook["scaled"](3) == 6
     assert sent(notebook["scaled"], 3, 1) == 301
     sent_function, _ = calls.unpack(calls.pack(notebook["scaled"], ()))
+    assert sent_function.__annotations__ == notebook["scaled"].__annotations__ != {}
     assert sent_function(3, plus=7) == 307
     assert sent_function.__doc__ == notebook["scaled"].__doc__ and sent_function.__name__ == "scaled"
 

@@ -232,7 +232,7 @@ class Answer:
         raise self.error or TimeoutError("Result not ready.")
 
 
-class Engine:
+class Line:
     def __init__(self, answer: Answer):
         self.answer = answer
 
@@ -244,7 +244,7 @@ def test_the_kernel_does_not_wait_for_ranks_that_wait_for_one_that_failed(monkey
     """With NCCL, ranks may take 90 s to join. Rank 1 cannot leave its old group, so rank 0 would wait in vain."""
     processes = object.__new__(RankProcesses)
     processes._server = SimpleNamespace(runs=True)
-    processes._lines = [Engine(Answer()), Engine(Answer(RuntimeError("NCCL has not ended its communicators")))]
+    processes._lines = [Line(Answer()), Line(Answer(RuntimeError("NCCL has not ended its communicators")))]
     monkeypatch.setattr(processes, "_deaths", dict, raising=False)
     began = time.monotonic()
     with pytest.raises(RanksError, match="Rank 1 did not become ready: NCCL has not ended"):

@@ -429,6 +429,26 @@ def test_sys_exit_ends_the_cell_and_not_the_rank(capsys):
     assert_recovers_soon(failure)
 
 
+def test_exit_ends_the_cell_as_sys_exit_does():
+    failure = failure_of("exit()")
+    assert failure.message.startswith("Ranks 0–3 failed: SystemExit")
+    assert_recovers_soon(failure)
+
+
+def test_a_forked_child_does_not_answer_in_its_parents_place(capsys):
+    """Both returned from the cell, so its output was that of either, and the next collective hung."""
+    run_cell("import os\npid = os.fork()\nprint('child' if pid == 0 else 'parent')")
+    assert "child" not in capsys.readouterr().out
+    run_cell("os.waitpid(pid, 0)")
+    assert ranks.run(sum_of_ones) == [4.0] * 4
+
+
+def sum_of_ones() -> float:
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    return ones.item()
+
+
 def test_syntax_error_is_reported_once_with_its_line():
     failure = failure_of("x = 1\ndef f(:")
     assert failure.message.count("SyntaxError") == 1

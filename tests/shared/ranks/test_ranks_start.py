@@ -420,3 +420,14 @@ def test_a_gpu_for_one_process_is_explained():
         ranks.RanksError, match=r"are busy or unavailable\. The compute mode .* `sudo nvidia-smi -c DEFAU"
     ):
         processes.RankProcesses._on_all(waiting, lambda rank: ())
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_start_again_are_an_error_for_the_student(two_ranks, monkeypatch):
+    def fails(server, invitations) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(fork_client.ForkServer, "start_ranks", fails)
+    with pytest.raises(ranks.RanksError, match=r"^The ranks did not start again: no more"):
+        ranks.current().restart()
+    ranks.stop()
