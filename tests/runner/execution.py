@@ -170,7 +170,6 @@ def run_command(
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")])
     errors = subprocess.STDOUT if output else None
     environment = {**os.environ, "PATH": path}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise, each of the many processes compiles our modules again
     for variable in MAKE_VARIABLES:  # Tests that call `make` must not inherit the arguments of this `make test`.
         environment.pop(variable, None)
     options = {"cwd": root, "env": environment, "start_new_session": True}

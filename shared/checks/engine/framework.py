@@ -155,9 +155,8 @@ class Exercise:
         skipped = [verdict.check for verdict in missing if not verdict.ran]
         counts = [_count(failed, "failed")] * bool(failed) + [_count(skipped, "did not run")] * bool(skipped)
         # A program that executes notebooks reports only the error, without what is displayed above it.
-        why = (
-            "" if reader.present() else f" {missing[0].check}: {' '.join(missing[0].evidence.split())}"[:MOST_EVIDENCE]
-        )
+        evidence = f" {missing[0].check}: {' '.join(missing[0].evidence.split())}"
+        why = "" if reader.present() else evidence[:MOST_EVIDENCE]
         raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {', '.join(counts)}.{why}")
 
     def show_ours(self) -> None:
