@@ -1,4 +1,4 @@
-"""Pack a call of a function for another process, also if the function is defined in a notebook.
+"""Pack a function call for another process, even if the function is defined in a notebook.
 
 Such a function is sent as code. On a rank, it uses the rank's variables, as if a `%%ranks` cell had defined it.
 """
@@ -55,7 +55,7 @@ def _is_importable(function: types.FunctionType) -> bool:
 
 
 def _empty_function(code: bytes, name: str, home: str, cells: int) -> types.FunctionType:
-    """Return a function of a module, or of this rank's shell, without what it encloses: that may be the function."""
+    """Return a function with empty closure cells. A cell may contain the function itself, so they are filled later."""
     from IPython import get_ipython
 
     variables = get_ipython().user_ns if home == _NOTEBOOK else vars(importlib.import_module(home))

@@ -114,7 +114,7 @@ def check_container() -> None:
 
 
 def open_files(world_size: int) -> int:
-    """Return how many files each process may need. With 4 ranks, the kernel opens 33, and more where widgets run."""
+    """Return how many files each process may need. With 4 ranks, the kernel opens 33 files, or more."""
     return 100 + 5 * world_size
 
 

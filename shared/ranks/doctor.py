@@ -292,7 +292,7 @@ def describe_error(error: BaseException) -> dict:
     """Describe an exception for the kernel: kind, message, the student's lines, and whether another rank caused it."""
     message = _message_of(error)
     if isinstance(error, SyntaxError) and frames.is_cell(error.filename or ""):
-        message = message.replace(f'File "{error.filename}"', "cell", 1)  # its name means nothing
+        message = message.replace(f'File "{error.filename}"', "cell", 1)  # not its file name
     lines = [
         frames.where(summary.filename, summary.lineno or 0, summary.name)
         for summary in traceback.extract_tb(error.__traceback__)

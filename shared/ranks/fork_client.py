@@ -1,4 +1,4 @@
-"""The kernel's side of the fork server (forkserver.py): requests to it, and what it reports about processes."""
+"""The kernel's side of the fork server (forkserver.py): sends requests, and keeps what it reports."""
 
 import contextlib
 import json

@@ -130,7 +130,7 @@ def _handle(request: dict, run_dir: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if request["group"] else os.kill)(request["pid"], request["number"])
     elif request["do"] == "ranks":
-        # Ranks inherit all tokens. These are of no use once every rank has connected, which is before any cell runs.
+        # Every rank inherits all tokens. They are useless once all ranks have connected, before any cell runs.
         for rank, invitation in enumerate(request["invitations"]):
             host = {}
             if _hosts:

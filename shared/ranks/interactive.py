@@ -1,4 +1,4 @@
-"""The shell in which a rank runs cells. `await` works there, and what needs a keyboard says what to do instead."""
+"""The shell in which a rank runs cells. `await` works there. What needs a keyboard raises an error."""
 
 import asyncio
 import builtins
@@ -94,7 +94,7 @@ class Shell(InteractiveShell):
 
 
 def start_shell(folder: str) -> None:
-    """Start this process's shell. Debuggers and questions will fail there instead of being skipped.
+    """Start this process's shell. Debuggers and input() raise an error there instead of being skipped.
 
     Args:
         folder: The folder for the shell's files.

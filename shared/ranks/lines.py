@@ -204,7 +204,7 @@ class Answer:
 
 
 def answer_calls(port: int, token: bytes) -> None:
-    """Connect this rank to the kernel, and answer one call after the other. Never returns."""
+    """Connect this rank to the kernel and answer its calls, one at a time. Never returns."""
     connection = _connection(socket.create_connection(("127.0.0.1", port), timeout=_STALLED_AFTER_S))
     process = os.getpid()
     with contextlib.suppress(OSError, EOFError):  # The line has ended or stalled, so it cannot be used any more.
@@ -215,7 +215,7 @@ def answer_calls(port: int, token: bytes) -> None:
             if os.getpid() != process:  # The call has forked, and the line belongs to the parent.
                 os._exit(0)
             connection.send_bytes(received[: _NUMBER.size] + answer)
-    while True:  # until the kernel, which has noticed it, ends this process
+    while True:  # until the kernel, which notices the lost line, ends this process
         signal.pause()
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.exhaustive
 CHAPTERS = build.chapters()
 
 
-# What the last lab has left. A kernel and a fork server for each lab would import torch 40 times.
+# Deletes what the last lab has left. A kernel and a fork server for each lab would import torch 40 times.
 FORGET = """
 from shared.ranks import running
 from shared.ranks.definitions import Definitions

@@ -77,7 +77,7 @@ def lint(selection: Selection) -> Phase:
 
 
 def typed_files(chapter: str) -> list[str]:
-    """Return what pyright reads for a chapter: its checks and solutions. The whole course takes it half a minute."""
+    """Return what pyright reads for a chapter: its checks and solutions. All of the course takes half a minute."""
     from instructor import build  # Other runs start faster without it.
 
     names = build.module_names(next(each for each in build.chapters() if each.name == chapter))
@@ -87,7 +87,7 @@ def typed_files(chapter: str) -> list[str]:
 
 def unit(selection: Selection) -> Phase:
     only = tuple(selection.failed["unit"]) if selection.failed else ()
-    # A third of the time, two workers leave two cores idle. With all mutants, which often hang, three do.
+    # Two workers leave two cores idle a third of the time. With all mutants, which often hang, even three do.
     more = 2 if selection.exhaustive else 1
     workers = 1 if selection.alone else calibration.workers(calibration.cores() + more)
     command = pytest_command(*(files_of(only) or ["tests"]), "-n", str(workers), *BY_FILE, "-m", marks(selection))

@@ -25,7 +25,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 @dataclass
 class Slices:
-    """A flat tensor and its slices, before and after writing into them. That is done only if the types are right."""
+    """A flat tensor and its slices, before and after writing into them. It writes only if the types are right."""
 
     flat: torch.Tensor
     records: bool  # whether any of the tensors requires a gradient

@@ -340,7 +340,7 @@ def probe_two(saver_class, plan: Saving, folder: str, steps: tuple[int, int], se
 
 
 def probe_same_step(saver_class, plan: Saving, folder: str, step: int, seed: int, x, y) -> str | None:
-    """Save a step twice in a row, as a loop does that also saves at its end. Return the newest checkpoint's name."""
+    """Save a step twice in a row, like a loop that also saves at its end. Return the newest checkpoint's name."""
     saver, module, optimizer, *_ = _begun(saver_class, plan, seed, x, y)
     saver.save(Path(folder), step, module, optimizer)
     _wait_for_metadata(Path(folder), step)

@@ -226,7 +226,7 @@ class Returned:
 
 
 def probe_meeting(save_checkpoint, plan: Saving, folder: str, step: int, token: int, seed: int, x, y) -> Returned:
-    """Let the rename take until another rank has returned, or for a while."""
+    """Delay the rename until another rank has returned, or until a timeout."""
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
     back = dist.PrefixStore(f"renamed{token}", rankside.here.store)

@@ -240,7 +240,7 @@ def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> d
 
 @dataclass
 class Lives:
-    """What a wrapper, its copy and another wrapper did, and then the first one's module."""
+    """What a wrapper, its copy and another wrapper did, and then the first wrapper's module."""
 
     working: list[list[instrumentation.Call]]  # of each wrapper, in backward
     gradients: list[dict[str, torch.Tensor | None]]  # of each wrapper

@@ -217,7 +217,7 @@ def _mean(gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def train(attempt: Attempt, how: Training, draw: Draw) -> list[Trained]:
-    """Train on the ranks and return what probe_training found on each: None on those that do not take part."""
+    """Train on the ranks and return what each rank has found: None if it does not take part."""
     context = called_alone(attempt) if how.in_subgroup else ""
     attempt.sizes.has_models = True  # on the ranks, even if these fail before this process builds one, too
     return attempt.run(probe_training, how, per_rank=draw.per_rank, context=context)

@@ -22,7 +22,7 @@ Shares = list[list]  # of each rank
 
 @dataclass
 class Sampled:
-    """What samplers yield. Where nothing else is said, all ranks' samplers are new, and set to an epoch."""
+    """What samplers yield. Unless a field says otherwise, all ranks' samplers are new and set to an epoch."""
 
     early_len: int  # before any iteration
     passes: list[list]  # as in PASSES, on rank 0

@@ -436,7 +436,7 @@ def test_exit_ends_the_cell_as_sys_exit_does():
 
 
 def test_a_forked_child_does_not_answer_in_its_parents_place(capsys):
-    """Both returned from the cell, so its output was that of either, and the next collective hung."""
+    """Parent and child returned from the cell, so the output was that of either one, and the next collective hung."""
     run_cell("import os\npid = os.fork()\nprint('child' if pid == 0 else 'parent')")
     assert "child" not in capsys.readouterr().out
     run_cell("os.waitpid(pid, 0)")

@@ -1,6 +1,6 @@
 """Judge pieces that turn the gradients of a flat parameter into this rank's shard of their mean.
 
-These are FlatGradients and ShardedBucket. A probe uses one for several rounds. It returns a record of each.
+These are FlatGradients and ShardedBucket. A probe uses one for several rounds, and returns a record of each round.
 """
 
 from collections.abc import Callable, Mapping, Sequence
